@@ -1,0 +1,1 @@
+"""Algebra: moments, selection and compensation on plain matrices. Nothing here knows what a network is."""

@@ -1,0 +1,79 @@
+"""The only place that factorises a matrix, so that every factorisation reports what it did.
+
+S   symmetric positive (semi-)definite matrix          (d, d)
+L   lower triangular, S = L L^T                         (d, d)
+λ   ridge = `ridge` · mean diagonal of S, added to the diagonal
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recoup.errors import IllConditionedError
+
+# A diagonal entry below this share of the largest one is a constant, up to float32 rounding of the activations.
+CONSTANT = 1e-12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factor:
+    """A Cholesky factor, and `condition`: a lower bound on the condition number, read off its diagonal."""
+
+    lower: Tensor
+    condition: float
+
+    def solve(self, right: Tensor) -> Tensor:
+        """S^-1 `right`, for `right` of shape (d, n)."""
+        return torch.cholesky_solve(right, self.lower)
+
+    def inverse(self) -> Tensor:
+        """S^-1, for the elimination recursions whose unknown it is."""
+        return torch.cholesky_inverse(self.lower)
+
+
+def factorise(matrix: Tensor, name: str = "covariance") -> Factor:
+    """The Cholesky factor of a positive definite matrix.
+
+    Raises:
+        IllConditionedError: the matrix is singular or has a negative eigenvalue.
+    """
+    lower, info = torch.linalg.cholesky_ex(matrix)
+    if int(info) or not bool(torch.isfinite(lower.diagonal()).all()):
+        raise IllConditionedError(
+            f"{name}: the covariance of its {matrix.shape[0]} kept inputs is singular (leading minor {int(info)}). "
+            "Raise `ridge`, calibrate on more samples, or keep fewer channels."
+        )
+    diagonal = lower.diagonal()
+    condition = float((diagonal.max() / diagonal.min()) ** 2) if diagonal.numel() else 1.0
+    return Factor(lower, condition)
+
+
+def block_factors(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Cholesky factors of (n, r, r) blocks, and which of the n are positive definite (the others' factors are junk)."""
+    lower, info = torch.linalg.cholesky_ex(blocks)
+    return lower, info == 0
+
+
+def add_ridge(matrix: Tensor, ridge: float) -> tuple[Tensor, float]:
+    """S + λI and λ, the absolute amount that was added."""
+    amount = ridge * float(matrix.diagonal().mean()) if matrix.numel() else 0.0
+    return matrix + amount * torch.eye(matrix.shape[0], dtype=matrix.dtype, device=matrix.device), amount
+
+
+def live_rows(covariance: Tensor) -> Tensor:
+    """Which rows vary at all: a bool mask (d,); a constant row can be neither chosen nor regressed on."""
+    variance = covariance.diagonal()
+    return variance > CONSTANT * variance.max().clamp(min=torch.finfo(variance.dtype).tiny)
+
+
+def narrow_factor(weight: Tensor) -> Tensor:
+    """F with F F^T = W W^T and no more columns than rows: losses that sum over outputs see only that product."""
+    rows, columns = weight.shape
+    if columns <= rows:
+        return weight
+    values, vectors = torch.linalg.eigh(weight @ weight.T)
+    factor: Tensor = vectors * values.clamp(min=0).sqrt()
+    return factor

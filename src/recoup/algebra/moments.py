@@ -1,0 +1,108 @@
+"""Streaming weighted mean and covariance of rows, in bounded memory.
+
+    X   rows seen so far              (n, d)
+    w   weight of each row            (n,)      1 everywhere when not given
+    total = Σ w,   mean = Σ w x / Σ w,   scatter = Σ w (x - mean)(x - mean)^T
+
+Every batch is centred about its own mean before squaring, multiplied in float64 where the device is good at it and
+else in float32, and added to float64 totals. Two parts merge by the pairwise formula of Chan, Golub and LeVeque, so the
+result does not depend on how the rows were cut into batches or in which order the parts meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Compute capabilities of the data-centre GPUs that multiply float64 about as fast as float32.
+FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """Total weight, mean (d,) and scatter (d, d) of the rows seen, all float64."""
+
+    rows: int
+    total: float
+    mean: Tensor
+    scatter: Tensor
+
+    @property
+    def covariance(self) -> Tensor:
+        """Scatter over total weight: the weighted covariance (d, d)."""
+        return self.scatter / self.total if self.total > 0 else torch.zeros_like(self.scatter)
+
+
+class Accumulator:
+    """Sums rows as they come; `moments()` gives the frozen result at any time."""
+
+    def __init__(self, width: int, device: torch.device | str = "cpu") -> None:
+        self._rows = 0
+        self._total = torch.zeros((), dtype=torch.float64, device=device)
+        self._mean = torch.zeros(width, dtype=torch.float64, device=device)
+        self._scatter = torch.zeros(width, width, dtype=torch.float64, device=device)
+
+    def update(self, rows: Tensor, weights: Tensor | None = None) -> None:
+        """Add rows (n, d) with non-negative weights (n,); rows of total weight zero change nothing."""
+        rows = rows.to(product_dtype(rows))
+        weights = torch.ones(len(rows), dtype=rows.dtype, device=rows.device) if weights is None else weights
+        total = weights.double().sum()
+        safe = total.clamp(min=torch.finfo(torch.float64).tiny)
+        mean = (weights.to(rows.dtype) @ rows).double() / safe
+        centred = rows - mean.to(rows.dtype)
+        # The rounding of `mean` to the rows' precision leaves a small first moment: put it back, exactly.
+        slip = (weights.to(rows.dtype) @ centred).double() / safe
+        scaled = centred * weights.to(rows.dtype).sqrt()[:, None]
+        scatter = (scaled.T @ scaled).double() - total * torch.outer(slip, slip)
+        self._add(len(rows), total, mean.to(rows.dtype).double() + slip, scatter)
+
+    def _add(self, rows: int, total: Tensor, mean: Tensor, scatter: Tensor) -> None:
+        combined = (self._total + total).clamp(min=torch.finfo(torch.float64).tiny)
+        shift = mean - self._mean
+        self._scatter += scatter
+        self._scatter.addr_(shift * (self._total * total / combined), shift)
+        self._mean += shift * (total / combined)
+        self._total = self._total + total
+        self._rows += rows
+
+    def add(self, part: Moments) -> None:
+        """Merge what another accumulator has seen."""
+        total = torch.tensor(part.total, dtype=torch.float64, device=self._mean.device)
+        self._add(part.rows, total, part.mean.to(self._mean.device), part.scatter.to(self._mean.device))
+
+    def moments(self) -> Moments:
+        """What has been seen so far; later updates do not change it."""
+        return Moments(self._rows, float(self._total), self._mean.clone(), self._scatter.clone())
+
+
+def product_dtype(rows: Tensor) -> torch.dtype:
+    """The precision to multiply rows in.
+
+    Fewer rows than columns give a singular covariance; float32 products would make it indefinite, beyond what a small
+    ridge repairs. Only GPUs without fast float64 (all but compute capability 8.0, 9.0, 10.0) make do with float32.
+    """
+    if rows.dtype == torch.float64 or not rows.is_cuda:
+        return torch.float64
+    return torch.float64 if torch.cuda.get_device_capability(rows.device) in FAST_FLOAT64 else torch.float32
+
+
+def merge(left: Moments, right: Moments) -> Moments:
+    """The moments of both sets of rows together."""
+    both = Accumulator(left.mean.numel(), left.mean.device)
+    both.add(left)
+    both.add(right)
+    return both.moments()
+
+
+def sensitivity(outputs: Tensor, following: Callable[[Tensor], Tensor]) -> Tensor:
+    """Mean over outputs of g'(y)^2, one non-negative weight per row (n,), for `outputs` y of shape (n, N).
+
+    g = `following` acts on each output by itself (batch norm, activation), so the gradient of its sum is g'.
+    """
+    with torch.enable_grad():
+        y = outputs.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(following(y.clone()).sum(), y)
+    return slope.to(torch.promote_types(slope.dtype, torch.float32)).square().mean(dim=1)

@@ -1,0 +1,79 @@
+"""The patches a convolution reads, as rows of a matrix: any number of spatial dims, stride, padding and dilation.
+
+x    activations                   (b, C, *size)
+a    patch of one output position  (C · K,)   K = product of the kernel sizes, channel-major as in the weight
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Values gathered at once: 64 Mi float32 are 256 MiB, small beside the covariance of a wide layer.
+CHUNK_VALUES = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Kernel, stride, dilation, and padding (before, after), each per spatial dim."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+
+    def reach(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        """Number of output positions per dim for an input of `size`."""
+        spans = [d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
+        padded = self._padded(size)
+        return tuple((n - span) // s + 1 for n, span, s in zip(padded, spans, self.stride, strict=True))
+
+    def pad(self, x: Tensor) -> Tensor:
+        """`x` with its zero border."""
+        if not any(before or after for before, after in self.padding):
+            return x
+        return F.pad(x, [amount for pair in reversed(self.padding) for amount in pair])
+
+    def index(self, size: tuple[int, ...], positions: Tensor) -> Tensor:
+        """(P, K) places in the flattened padded input that the output `positions` (P,) read."""
+        place = torch.zeros(len(positions), 1, dtype=torch.long, device=positions.device)
+        remaining = positions[:, None]
+        stride_of_dim = 1
+        padded = self._padded(size)
+        for dim in reversed(range(len(size))):
+            reach = self.reach(size)[dim]
+            along = (remaining % reach) * self.stride[dim]
+            offsets = torch.arange(self.kernel[dim], device=positions.device) * self.dilation[dim]
+            step = (along + offsets) * stride_of_dim  # (P, k_dim)
+            place = (step[:, :, None] + place[:, None, :]).flatten(1)
+            remaining = remaining // reach
+            stride_of_dim *= padded[dim]
+        return place
+
+    def _padded(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(n + before + after for n, (before, after) in zip(size, self.padding, strict=True))
+
+
+def sample_positions(
+    count: int, limit: int | None, generator: torch.Generator, device: torch.device | str = "cpu"
+) -> Tensor:
+    """All `count` positions, or `limit` of them drawn without replacement, in ascending order."""
+    if limit is None or count <= limit:
+        return torch.arange(count, device=device)
+    return torch.randperm(count, generator=generator)[:limit].sort().values.to(device)
+
+
+def patch_rows(x: Tensor, window: Window, positions: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yields (samples, rows): rows (samples · P, C · K), sample-major, a bounded number of samples at a time."""
+    index = window.index(tuple(x.shape[2:]), positions)
+    flat = window.pad(x).flatten(2)
+    values_per_sample = x.shape[1] * index.numel()
+    step = max(1, CHUNK_VALUES // max(1, values_per_sample))
+    for start in range(0, len(x), step):
+        part = slice(start, start + step)
+        gathered = flat[part][:, :, index]  # (b, C, P, K)
+        yield part, gathered.permute(0, 2, 1, 3).reshape(-1, x.shape[1] * index.shape[1])

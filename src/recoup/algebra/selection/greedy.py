@@ -1,0 +1,96 @@
+"""Compensation-aware selection: forward (the paper's CaP) and backward, on one shared recursion.
+
+Several layers that read the same channels are served together: their scores, each relative to the variance of its
+own output, add up (a residual stream has one set of channels for all its readers).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recoup.algebra.linalg import add_ridge, factorise, live_rows, narrow_factor
+from recoup.algebra.selection.elimination import Elimination, rows_by_channel
+from recoup.algebra.selection.problem import Layer, Problem, Ranking
+
+# Stands for the score of a channel that no layer can use: below every real one, above those already taken.
+UNUSABLE = torch.finfo(torch.float64).min
+# Forward, a channel is an exact combination of the chosen ones when this share of its variance, or less, is left.
+SINGULAR = 1e-10
+
+
+def forward(problem: Problem) -> Ranking:
+    """Grow the kept set by the channel that lowers the compensated error most.
+
+    A channel that is constant, or an exact combination of the chosen ones, is never chosen: it comes last.
+    """
+    prepared = [_prepare_forward(layer, problem) for layer in problem.layers]
+    order, gains = _sweep(prepared, problem, sign=1)
+    left = torch.cat([gains.new_zeros(1), gains.flip(0).cumsum(0)]).flip(0)  # error left after each choice
+    return _ranking(problem, order, left)
+
+
+def backward(problem: Problem) -> Ranking:
+    """Shrink the kept set by the channel whose loss compensation repairs best."""
+    prepared = [_prepare_backward(layer, problem) for layer in problem.layers]
+    order, costs = _sweep(prepared, problem, sign=-1)
+    lost = torch.cat([costs.new_zeros(1), costs.cumsum(0)])
+    return _ranking(problem, order.flip(0), lost.flip(0))
+
+
+def _sweep(prepared: list[tuple[Elimination, float]], problem: Problem, *, sign: int) -> tuple[Tensor, Tensor]:
+    """Free channels in the order they were taken (largest `sign` · score first), and the score of each."""
+    undecided = problem.free.clone()
+    order, taken = [], []
+    for _ in range(int(problem.free.sum())):
+        scores = torch.stack([elimination.scores() / scale for elimination, scale in prepared])
+        total = scores.nan_to_num(0.0).sum(dim=0)
+        value = torch.where(scores.isnan().all(dim=0), UNUSABLE, sign * total)
+        channel = torch.where(undecided, value, -torch.inf).argmax()
+        order.append(channel)
+        taken.append(total[channel])
+        undecided[channel] = False
+        for elimination, _ in prepared:
+            elimination.take(channel)
+    if not order:
+        return problem.free.nonzero().squeeze(1), torch.zeros(0, dtype=torch.float64, device=problem.device)
+    return torch.stack(order), torch.stack(taken)
+
+
+def _prepare_forward(layer: Layer, problem: Problem) -> tuple[Elimination, float]:
+    G, _ = add_ridge(layer.covariance, problem.ridge)
+    W = narrow_factor(layer.weight)
+    live = live_rows(layer.covariance)
+    elimination = Elimination(G, G @ W, *rows_by_channel(layer.channel_of, problem.width, live), SINGULAR)
+    elimination.take_rows(_staying_rows(layer, problem, live), "inputs that stay")
+    return elimination, _scale(layer)
+
+
+def _prepare_backward(layer: Layer, problem: Problem) -> tuple[Elimination, float]:
+    live = live_rows(layer.covariance)
+    rows = live.nonzero().squeeze(1)
+    G, _ = add_ridge(layer.covariance[rows][:, rows], problem.ridge)
+    W = narrow_factor(layer.weight)[rows].clone()
+    channel_of = layer.channel_of[rows]
+    every = torch.ones_like(rows, dtype=torch.bool)
+    precision = factorise(G, "backward elimination").inverse()
+    # A precision shrinks by many orders when a near-duplicate goes: no lower limit on what is left of it.
+    return Elimination(precision, W, *rows_by_channel(channel_of, problem.width, every), 0.0), _scale(layer)
+
+
+def _staying_rows(layer: Layer, problem: Problem, live: Tensor) -> Tensor:
+    stays = (layer.channel_of < 0) | ~problem.free[layer.channel_of.clamp(min=0)]
+    return (stays & live).nonzero().squeeze(1)
+
+
+def _scale(layer: Layer) -> float:
+    """Total variance of the layer's output, by which its errors are measured."""
+    total = float((layer.weight * (layer.covariance @ layer.weight)).sum())
+    return total if total > 0 else 1.0
+
+
+def _ranking(problem: Problem, order: Tensor, loss_of_free: Tensor) -> Ranking:
+    """`loss_of_free[n]` belongs to n kept free channels; the staying ones come first and are never lost."""
+    staying = (~problem.free).nonzero().squeeze(1)
+    before = loss_of_free[:1].expand(len(staying))
+    return Ranking(torch.cat([staying, order]), torch.cat([before, loss_of_free]))

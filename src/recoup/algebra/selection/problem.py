@@ -1,0 +1,69 @@
+"""What a selector is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One layer that reads the channels in question.
+
+    `covariance` G (d, d) of its inputs, `weight` W (d, N), and `channel_of` (d,): the channel each row belongs to,
+    or -1 for a row that stays whatever is chosen.
+    """
+
+    covariance: Tensor
+    weight: Tensor
+    channel_of: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """Rank `width` channels by how much the `layers` that read them would miss them.
+
+    Channels where `free` (width,) is false stay in any case. `filters` (width, f) are the weights that produce each
+    channel, for selectors that look at nothing else. `ridge` is relative to each layer's mean variance.
+    """
+
+    width: int
+    layers: tuple[Layer, ...]
+    free: Tensor
+    filters: Tensor
+    ridge: float
+    seed: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the matrices live."""
+        return self.free.device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """Channels from the most to the least valuable, the ones that must stay first.
+
+    `loss[n]` is the relative squared error, summed over layers, when only the first n of `order` are kept;
+    None for a selector that does not know it.
+    """
+
+    order: Tensor
+    loss: Tensor | None = None
+
+    def keep(self, count: int) -> Tensor:
+        """Bool mask (width,) of the first `count` channels."""
+        mask = torch.zeros(len(self.order), dtype=torch.bool, device=self.order.device)
+        mask[self.order[:count]] = True
+        return mask
+
+
+class Selector(Protocol):
+    """A function from a problem to a ranking; a plain tensor of channel numbers, best first, will do too."""
+
+    def __call__(self, problem: Problem, /) -> Ranking | Tensor:
+        """Rank the channels of `problem`."""
+        ...

@@ -1,0 +1,52 @@
+"""Selectors by name, and the check on what a user's own function returns."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from recoup.algebra.selection.greedy import backward, forward
+from recoup.algebra.selection.magnitude import l2, random
+from recoup.algebra.selection.problem import Problem, Ranking, Selector
+from recoup.errors import UsageError
+
+SELECTORS: Mapping[str, Selector] = MappingProxyType(
+    {"forward": forward, "backward": backward, "l2": l2, "random": random}
+)
+
+
+def find_selector(selector: str | Selector) -> Selector:
+    """The selector of that name, or the function itself."""
+    if not isinstance(selector, str):
+        return selector
+    if selector not in SELECTORS:
+        close = difflib.get_close_matches(selector, SELECTORS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UsageError(
+            f"unknown selector {selector!r}; there are {', '.join(SELECTORS)}, or pass a function of your own.{hint}"
+        )
+    return SELECTORS[selector]
+
+
+def rank(problem: Problem, selector: str | Selector, name: str) -> Ranking:
+    """What `selector` says of `problem`, checked to be a ranking of all its channels; `name` is for the message."""
+    answer = find_selector(selector)(problem)
+    ranking = answer if isinstance(answer, Ranking) else Ranking(torch.as_tensor(answer).to(problem.device))
+    _check(ranking.order, problem, name)
+    return ranking
+
+
+def _check(order: Tensor, problem: Problem, name: str) -> None:
+    every = torch.arange(problem.width, device=order.device)
+    if order.dtype != torch.long or order.shape != every.shape or not torch.equal(order.sort().values, every):
+        raise UsageError(
+            f"{name}: the selector must return each of the {problem.width} channel numbers once, best first, as an "
+            f"integer tensor; it returned {tuple(order.shape)} {order.dtype}."
+        )
+    staying = int((~problem.free).sum())
+    if not bool((~problem.free)[order[:staying]].all()):
+        raise UsageError(f"{name}: the selector must put the {staying} channels that are not `free` first.")

@@ -1,0 +1,51 @@
+"""The errors Recoup raises for what a user can fix: each says what, where and what to do next."""
+
+from __future__ import annotations
+
+
+class RecoupError(Exception):
+    """Any failure a user can act on; the command line prints it and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class UsageError(RecoupError):
+    """A request that makes no sense as asked: an unknown name, a tolerance of zero, two budgets at once."""
+
+    exit_code = 2
+
+
+class CaptureError(RecoupError):
+    """The model could not be turned into a graph by `torch.export`."""
+
+
+class CalibrationError(RecoupError):
+    """The calibration or validation batches cannot be used: none, of the wrong shape, not finite, without labels."""
+
+
+class IllConditionedError(RecoupError):
+    """A linear system has no trustworthy solution at the ridge that was asked for."""
+
+
+class VerificationError(RecoupError):
+    """The smaller model does not compute what the masked original computes, so it is not returned."""
+
+
+class BudgetError(RecoupError):
+    """No choice of widths meets the budget, because locked channels already cost more."""
+
+
+class LockedError(RecoupError):
+    """Nothing in the model can be pruned, because every group of channels has to stay."""
+
+
+class ModelError(RecoupError):
+    """A model or its weights could not be found, built or loaded."""
+
+
+class DataError(RecoupError):
+    """A data set is missing, incomplete or damaged."""
+
+
+class ArtefactError(RecoupError):
+    """A saved result cannot be written, read or applied to the model at hand."""

@@ -1,0 +1,155 @@
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from recoup.algebra.selection import (
+    SELECTORS,
+    Layer,
+    Problem,
+    Ranking,
+    backward,
+    elimination,
+    forward,
+    l2,
+    random,
+    rank,
+)
+from recoup.errors import IllConditionedError, UsageError
+from tests.oracles import greedy_by_brute_force, loss, rows_of
+
+
+def layer(width, rows, outputs, seed, extra=0):
+    """A random layer with `rows` inputs per channel and `extra` inputs that belong to none."""
+    generator = torch.Generator().manual_seed(seed)
+    d = width * rows + extra
+    mixing = torch.randn(d, d, dtype=torch.float64, generator=generator)
+    weight = torch.randn(d, outputs, dtype=torch.float64, generator=generator)
+    channel_of = torch.cat([torch.arange(width).repeat_interleave(rows), torch.full((extra,), -1)])
+    shuffle = torch.randperm(d, generator=generator)
+    return Layer(mixing @ mixing.T / d, weight, channel_of[shuffle])
+
+
+def problem(*layers, width, free=None, ridge=0.0):
+    free = torch.ones(width, dtype=torch.bool) if free is None else free
+    filters = torch.arange(width, dtype=torch.float64)[:, None]
+    return Problem(width, layers, free, filters, ridge)
+
+
+cases = st.tuples(st.integers(2, 6), st.integers(1, 4), st.integers(1, 30), st.integers(0, 10_000), st.integers(0, 3))
+
+
+@given(cases)
+@settings(max_examples=40, deadline=None)
+def test_both_orders_are_those_of_brute_force(case):
+    width, rows, outputs, seed, extra = case
+    one = layer(width, rows, outputs, seed, extra)
+    two = layer(width, 1, 3, seed + 1)
+    for layers in ((one,), (one, two)):
+        asked = problem(*layers, width=width)
+        parts = [(each.covariance, each.weight, each.channel_of) for each in layers]
+        assert forward(asked).order.tolist() == greedy_by_brute_force(parts, width, forward=True)
+        assert backward(asked).order.tolist() == greedy_by_brute_force(parts, width, forward=False)
+
+
+@given(cases, st.sampled_from([forward, backward]))
+@settings(max_examples=30, deadline=None)
+def test_the_loss_curve_is_the_error_of_solving_from_scratch(case, selector):
+    width, rows, outputs, seed, extra = case
+    one = layer(width, rows, outputs, seed, extra)
+    ranking = selector(problem(one, width=width))
+    total = loss(one.covariance, one.weight, torch.zeros(0).long())
+    for n in range(width + 1):
+        kept = rows_of(one.channel_of, ranking.order[:n].tolist())
+        expected = loss(one.covariance, one.weight, kept) / total
+        assert float(ranking.loss[n]) == pytest.approx(expected, rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize("selector", [forward, backward])
+def test_the_order_does_not_depend_on_the_panel(selector, monkeypatch):
+    one = layer(12, 3, 5, seed=3)
+    whole = selector(problem(one, width=12)).order
+    monkeypatch.setattr(elimination, "PANEL", 4)
+    assert torch.equal(selector(problem(one, width=12)).order, whole)
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_channels_that_must_stay_come_first(name):
+    free = torch.tensor([True, False, True, False, True])
+    ranking = rank(problem(layer(5, 2, 4, seed=1), width=5, free=free), name, "group")
+    assert set(ranking.order[:2].tolist()) == {1, 3}
+    assert ranking.keep(3).sum() == 3
+
+
+def test_forward_takes_staying_channels_into_account():
+    """Channel 1 is a copy of channel 0, which stays: whatever its own gain, it is worth nothing."""
+    G = torch.tensor([[2.0, 2.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 0.1]], dtype=torch.float64)
+    one = Layer(G, torch.ones(3, 1, dtype=torch.float64), torch.arange(3))
+    free = torch.tensor([False, True, True])
+    assert forward(problem(one, width=3, free=free)).order.tolist() == [0, 2, 1]
+
+
+def test_constant_and_dependent_channels_come_last():
+    X = torch.randn(100, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    X[:, 1] = 7.0
+    X[:, 3] = X[:, 0] - 2 * X[:, 2]
+    one = Layer(torch.cov(X.T), torch.ones(4, 2, dtype=torch.float64), torch.arange(4))
+    ranking = forward(problem(one, width=4))
+    assert ranking.order[:2].tolist() != [1, 3]
+    assert 1 in ranking.order[2:].tolist()
+    assert float(ranking.loss[2]) == pytest.approx(0, abs=1e-9)
+    with_ridge = backward(problem(one, width=4, ridge=1e-8))
+    assert with_ridge.order[-1] == 1
+
+
+def test_backward_without_ridge_refuses_a_singular_covariance():
+    X = torch.randn(100, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    X[:, 2] = X[:, 0] + X[:, 1]
+    one = Layer(torch.cov(X.T), torch.ones(3, 1, dtype=torch.float64), torch.arange(3))
+    with pytest.raises(IllConditionedError, match="Raise `ridge`"):
+        backward(problem(one, width=3))
+
+
+def test_a_channel_that_no_layer_reads_is_worth_nothing():
+    one = layer(3, 2, 4, seed=5)
+    wider = Layer(one.covariance, one.weight, one.channel_of)
+    for selector in (forward, backward):
+        assert selector(problem(wider, width=4)).order[-1] == 3
+
+
+def test_nothing_free_is_an_order_of_everything():
+    asked = problem(layer(3, 1, 2, seed=0), width=3, free=torch.zeros(3, dtype=torch.bool))
+    for selector in (forward, backward):
+        assert sorted(selector(asked).order.tolist()) == [0, 1, 2]
+
+
+def test_l2_looks_at_the_filters_and_random_at_the_seed():
+    asked = problem(layer(5, 1, 2, seed=0), width=5)
+    assert l2(asked).order.tolist() == [4, 3, 2, 1, 0]
+    other = Problem(5, asked.layers, asked.free, asked.filters, 0.0, seed=1)
+    assert torch.equal(random(asked).order, random(asked).order)
+    assert not torch.equal(random(asked).order, random(other).order)
+
+
+def test_a_users_own_selector_may_return_a_plain_tensor():
+    asked = problem(layer(3, 1, 2, seed=0), width=3)
+    ranking = rank(asked, lambda p: torch.arange(p.width).flip(0), "group")
+    assert isinstance(ranking, Ranking)
+    assert ranking.order.tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("answer", [torch.tensor([0, 0, 1]), torch.tensor([0, 1]), torch.tensor([0.0, 1.0, 2.0])])
+def test_a_selector_that_returns_no_ranking_is_told_so(answer):
+    with pytest.raises(UsageError, match="stem: the selector must return each of the 3 channel numbers once"):
+        rank(problem(layer(3, 1, 2, seed=0), width=3), lambda _: answer, "stem")
+
+
+def test_a_selector_that_drops_what_must_stay_is_told_so():
+    asked = problem(layer(3, 1, 2, seed=0), width=3, free=torch.tensor([True, True, False]))
+    with pytest.raises(UsageError, match="1 channels that are not `free` first"):
+        rank(asked, lambda _: torch.arange(3), "stem")
+
+
+def test_an_unknown_selector_is_named_with_the_nearest_one():
+    with pytest.raises(UsageError, match="unknown selector 'foward'.*Did you mean 'forward'"):
+        rank(problem(layer(2, 1, 1, seed=0), width=2), "foward", "stem")
