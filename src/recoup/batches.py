@@ -1,0 +1,163 @@
+"""Batches in the forms people have them, turned into what a model is called with.
+
+A batch is a tensor; a pair (inputs, labels); a tuple of inputs when the model's `forward` requires several; or a dict
+of keyword inputs. In a pair, `inputs` may itself be a tuple or a dict.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recoup.errors import CalibrationError, CaptureError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """Positional and keyword arguments of one call of the model."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor among the arguments, top level only."""
+        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor)]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same call with every tensor changed."""
+
+        def changed(value: Any) -> Any:
+            return change(value) if isinstance(value, Tensor) else value
+
+        return Inputs(tuple(map(changed, self.args)), {key: changed(value) for key, value in self.kwargs.items()})
+
+    def to(self, device: torch.device) -> Inputs:
+        """The same call with its tensors on `device`."""
+        return self.map(lambda tensor: tensor.to(device))
+
+    @property
+    def size(self) -> int:
+        """Number of samples: the common first dimension of the tensors."""
+        return self.tensors()[0].shape[0] if self.tensors() and self.tensors()[0].dim() else 1
+
+    def first(self, count: int) -> Inputs:
+        """The first `count` samples."""
+        size = self.size
+        return self.map(lambda tensor: tensor[:count] if tensor.dim() and tensor.shape[0] == size else tensor)
+
+    def call(self, model: nn.Module) -> Any:
+        """What the model returns for this call."""
+        return model(*self.args, **self.kwargs)
+
+    def shapes(self) -> str:
+        """For messages: the shapes of the tensors."""
+        return ", ".join(str(tuple(tensor.shape)) for tensor in self.tensors())
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's parameters are, and so where its inputs must be."""
+    first = next(iter(model.parameters()), None)
+    if first is None:
+        raise CaptureError(f"{type(model).__name__} has no parameters, so there is nothing to prune or measure in it.")
+    return first.device
+
+
+def inputs_of(batch: Any, model: nn.Module) -> Inputs:
+    """The call a batch stands for; labels are left out."""
+    if isinstance(batch, Tensor):
+        return Inputs((batch,), {})
+    if isinstance(batch, Mapping):
+        return Inputs((), dict(batch))
+    if not isinstance(batch, (tuple, list)) or not batch:
+        raise CalibrationError(
+            f"a batch of type {type(batch).__name__} cannot be fed to {type(model).__name__}. Give a tensor, an "
+            "(inputs, labels) pair, a tuple of inputs for a model that takes several, or a dict of keyword inputs."
+        )
+    if is_labelled_pair(batch, model):
+        return inputs_of(batch[0], model) if isinstance(batch[0], (Tensor, Mapping)) else Inputs(tuple(batch[0]), {})
+    return Inputs(tuple(batch) if required_inputs(model) > 1 else (batch[0],), {})
+
+
+def is_labelled_pair(batch: Any, model: nn.Module) -> bool:
+    """Whether a batch carries labels beside its inputs."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        return False
+    return required_inputs(model) <= 1 or isinstance(batch[0], (tuple, list, Mapping))
+
+
+def required_inputs(model: nn.Module) -> int:
+    """How many positional inputs the model's `forward` cannot do without."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is p.empty for p in parameters)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in a model's result: in tuples, dicts, and the fields of objects."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [tensor for part in value.values() for tensor in tensors_in(part)]
+    if isinstance(value, (list, tuple)):
+        return [tensor for part in value for tensor in tensors_in(part)]
+    return [tensor for part in getattr(value, "__dict__", {}).values() for tensor in tensors_in(part)]
+
+
+class Stream:
+    """Batches to be read once, the `first` of which is known beforehand; `length` is None where nobody knows it.
+
+    Raises:
+        CalibrationError: there is no batch at all.
+    """
+
+    def __init__(self, batches: Iterable[Any], what: str = "calibration") -> None:
+        _check_iterable(batches, what)
+        self.length = length_of(batches)
+        self._rest = iter(batches)
+        self.first = next(self._rest, _NOTHING)
+        if self.first is _NOTHING:
+            raise CalibrationError(
+                f"{what} gave no batch. It is empty, or an iterator that was read to its end before: pass a list, a "
+                "DataLoader or a fresh generator."
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.first
+        yield from self._rest
+
+
+def length_of(batches: Iterable[Any]) -> int | None:
+    """Number of batches where it is known."""
+    try:
+        return len(batches)  # type: ignore[arg-type]  # asking is the way to know
+    except TypeError:
+        return None
+
+
+def require_repeatable(batches: Iterable[Any], what: str) -> None:
+    """Refuse a one-shot iterator where the data is read more than once."""
+    if iter(batches) is batches:
+        raise CalibrationError(
+            f"{what} is an iterator that can be read only once, but it is read for every candidate. Pass a list or "
+            "a DataLoader."
+        )
+
+
+def _check_iterable(batches: Any, what: str) -> None:
+    single = isinstance(batches, (Tensor, Mapping))
+    if single or not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+        raise CalibrationError(
+            f"{what} must be an iterable of batches, got one {type(batches).__name__}. Wrap a single batch in a list: "
+            "[batch]."
+        )
+
+
+_NOTHING = object()

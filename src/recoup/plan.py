@@ -1,0 +1,51 @@
+"""The plan: everything that was decided, ready to be carried out. Algebra and structure meet here.
+
+`apply(model, plan)` in `recoup.structure.surgery` decides nothing: it writes `weights` and takes `slices`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slice:
+    """Keep the indices `kept` (long) along `dim` of a parameter or buffer."""
+
+    tensor: str
+    dim: int
+    kept: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How well one layer was refitted.
+
+    `residual`: expected squared error of its output relative to the output's variance; `ridge`: the absolute amount
+    added to the covariance; `condition`: a lower bound on the condition number of the system that was solved.
+    """
+
+    residual: float
+    ridge: float
+    condition: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What to keep and what to write.
+
+    keep: bool mask of every prunable group, by group name.
+    slices: what remains of each parameter and buffer.
+    weights: refitted parameters at their original size, zero where inputs are pruned; a bias may be new to its layer.
+    shapes: original shape of every tensor that is sliced or rewritten; `apply` refuses a model where they differ.
+    recovery: how well each refitted layer was recovered, by layer name.
+    """
+
+    keep: Mapping[str, Tensor]
+    slices: tuple[Slice, ...]
+    weights: Mapping[str, Tensor]
+    shapes: Mapping[str, tuple[int, ...]]
+    recovery: Mapping[str, Recovery] = field(default_factory=dict)

@@ -1,0 +1,54 @@
+"""Copies of the caller's model to work on, so that the original is never touched."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from recoup.errors import CaptureError
+
+
+def working_copy(model: nn.Module) -> nn.Module:
+    """A copy in eval mode without the caller's hooks; hooks by which torch itself computes weights stay."""
+    return strip_hooks(duplicate(model)).eval()
+
+
+def duplicate(model: nn.Module) -> nn.Module:
+    """A deep copy of the model, or a clear refusal."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # user code may raise anything from __deepcopy__
+        raise CaptureError(
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}). Recoup works on a copy and "
+            "never on your model: make it deep-copyable, for example by detaching tensors it stores in attributes."
+        ) from error
+
+
+def strip_hooks(twin: nn.Module) -> nn.Module:
+    """`twin`, a copy of ours, without the hooks that came along from the caller's model."""
+    for module in twin.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            _drop_foreign(hooks)
+    return twin
+
+
+def _drop_foreign(hooks: dict[int, Callable[..., Any]]) -> None:
+    for key in [key for key, hook in hooks.items() if not type(hook).__module__.startswith("torch.nn.utils")]:
+        del hooks[key]
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Switch off the reduced-precision float32 modes of CUDA convolutions and products, and put them back after."""
+    matmul = torch.backends.cuda.matmul
+    before = (torch.backends.cudnn.allow_tf32, matmul.allow_tf32)
+    torch.backends.cudnn.allow_tf32, matmul.allow_tf32 = False, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, matmul.allow_tf32 = before

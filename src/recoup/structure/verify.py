@@ -1,0 +1,106 @@
+"""The proof that the smaller model computes what the masked original computes, on a random batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from recoup.batches import Inputs, tensors_in
+from recoup.errors import VerificationError
+from recoup.plan import Plan
+from recoup.structure.copying import duplicate, exact_float32
+from recoup.structure.surgery import apply, masked
+
+# Largest allowed difference relative to the largest output: rounding of a deep network in each precision.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+COARSE = 5e-2  # half precision
+
+# Samples in the random batch: more than one, so that a mixed-up batch dimension shows.
+SAMPLES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The largest relative difference that was seen, and the largest that was allowed."""
+
+    difference: float
+    allowed: float
+
+
+def prove(model: nn.Module, plan: Plan, inputs: Inputs) -> tuple[nn.Module, Proof]:
+    """The smaller model, with the proof that it equals the masked original.
+
+    Both are compared in float64, where a wrong index cannot hide behind rounding; a model whose code insists on its
+    own precision is compared in that.
+
+    Raises:
+        VerificationError: it crashes, changes the form of the outputs, or computes something else.
+    """
+    smaller, whole = apply(model, plan), masked(model, plan).eval()
+    batch = random_like(inputs)
+    with torch.no_grad(), exact_float32():
+        try:
+            precise = batch.map(_double)
+            expected, cut = outputs(duplicate(whole).double(), precise), duplicate(smaller).eval().double()
+        except Exception:  # the masked original fails too: user code that fixes a dtype
+            precise, expected, cut = batch, outputs(whole, batch), duplicate(smaller).eval()
+        actual = _run(cut, precise)
+    return smaller, compare(expected, actual)
+
+
+def random_like(inputs: Inputs) -> Inputs:
+    """A batch of the same form: noise for real numbers, the given values for everything else."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return torch.cat([tensor] * SAMPLES)[:SAMPLES] if tensor.dim() else tensor
+        shape = (SAMPLES, *tensor.shape[1:]) if tensor.dim() else ()
+        return torch.randn(shape, generator=generator).to(tensor)
+
+    return inputs.first(1).map(noise)
+
+
+def outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """All tensors a model returns, whatever they are packed in."""
+    return tensors_in(inputs.call(model))
+
+
+def compare(expected: list[Tensor], actual: list[Tensor]) -> Proof:
+    """The largest relative difference; raises where it is more than rounding."""
+    if [t.shape for t in expected] != [t.shape for t in actual]:
+        raise VerificationError(
+            f"the smaller model returns shapes {[tuple(t.shape) for t in actual]} where the original returns "
+            f"{[tuple(t.shape) for t in expected]}; it is not returned. Please report the model."
+        )
+    worst = Proof(0.0, 0.0)
+    for a, b in zip(expected, actual, strict=True):
+        if not a.is_floating_point():
+            continue
+        allowed = TOLERANCE.get(a.dtype, COARSE)
+        scale = float(a.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny)) if a.numel() else 1.0
+        difference = float((a.double() - b.double()).abs().max()) / scale if a.numel() else 0.0
+        if not difference <= allowed:
+            raise VerificationError(
+                f"the smaller model differs from the masked original by {difference:.1e} of the largest output "
+                f"(allowed: {allowed:.0e}); it is not returned. Something in the forward code depends on channel "
+                "numbers in a way that was not seen; please report the model."
+            )
+        worst = max(worst, Proof(difference, allowed), key=lambda proof: (proof.difference, proof.allowed))
+    return worst
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _run(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    try:
+        return outputs(model, inputs)
+    except Exception as error:  # user code with sizes written into it
+        raise VerificationError(
+            f"the smaller {type(model).__name__} crashes ({type(error).__name__}: {str(error)[:200]}); it is not "
+            "returned. A size is written into its forward code: compute it from the tensors instead."
+        ) from error
