@@ -1,0 +1,101 @@
+"""Measuring a model: top-1 accuracy in points, and the divergence of its predictions from another model's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from recoup.batches import Stream, device_of, inputs_of, is_labelled_pair, require_repeatable
+from recoup.errors import CalibrationError
+
+Evaluate: TypeAlias = Callable[[nn.Module], float]
+
+
+def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
+    """Percentage of samples whose largest output is at the label's place."""
+    stream = Stream(batches, "validation")
+    if not is_labelled_pair(stream.first, model):
+        raise CalibrationError(
+            "validation batches carry no labels, so accuracy cannot be measured. Give (inputs, labels) pairs, pass "
+            "`evaluate=` with a measure of your own, or ask for a `budget=`, which needs no labels."
+        )
+    device = device_of(model)
+    right, seen = torch.zeros((), dtype=torch.long, device=device), 0
+    with evaluating(model):
+        for batch in stream:
+            labels = torch.as_tensor(batch[1]).to(device)
+            scores = _scores(inputs_of(batch, model).to(device).call(model), len(labels))
+            right += (scores.argmax(dim=1) == labels).sum()
+            seen += len(labels)
+    return 100.0 * int(right) / seen
+
+
+def divergence(model: nn.Module, original: nn.Module, batches: Iterable[Any]) -> float:
+    """Mean Kullback-Leibler divergence of the model's class probabilities from the original's, in nats."""
+    stream = Stream(batches, "validation")
+    device = device_of(model)
+    total, seen = torch.zeros((), dtype=torch.float64, device=device), 0
+    with evaluating(model), evaluating(original):
+        for batch in stream:
+            inputs = inputs_of(batch, model).to(device)
+            target = _scores(inputs.call(original), inputs.size).double().log_softmax(dim=1)
+            actual = _scores(inputs.call(model), inputs.size).double().log_softmax(dim=1)
+            total += (target.exp() * (target - actual)).sum()
+            seen += inputs.size
+    return float(total) / seen
+
+
+def accuracy_on(batches: Iterable[Any]) -> Evaluate:
+    """A function that measures accuracy on these batches, which must be readable again and again."""
+    require_repeatable(batches, "validation")
+    return lambda model: accuracy(model, batches)
+
+
+def checked(evaluate: Evaluate) -> Evaluate:
+    """`evaluate` with a clear error when it fails or returns no finite number."""
+
+    def measure(model: nn.Module) -> float:
+        value = evaluate(model)
+        if isinstance(value, Tensor):
+            value = value.item()
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise CalibrationError(f"evaluate(model) must return a finite number of points, it returned {value!r}.")
+        return float(value)
+
+    return measure
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; the flags of every module are put back afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _scores(outputs: Any, samples: int) -> Tensor:
+    """Class scores (samples, classes) from whatever the model returns."""
+    if isinstance(outputs, (tuple, list)) and outputs:
+        outputs = outputs[0]
+    logits = getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != samples:
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise CalibrationError(
+            f"accuracy needs outputs of shape (samples, classes), the model returned {found} for {samples} samples. "
+            "Pass `evaluate=` with a measure that fits this model."
+        )
+    return logits

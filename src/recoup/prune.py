@@ -1,0 +1,191 @@
+"""The whole method on one page: trace, calibrate, select, search, compensate, apply, prove."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from recoup.algebra.selection import Ranking
+from recoup.artefact import save
+from recoup.batches import Stream, device_of, inputs_of
+from recoup.calibrate import Calibration, calibrate
+from recoup.errors import LockedError, UsageError
+from recoup.evaluate import Evaluate, accuracy_on, checked
+from recoup.plan import Plan
+from recoup.progress import Progress, silent
+from recoup.recover import compensate, select
+from recoup.report.content import Report, Score, group_rows
+from recoup.report.inspection import Inspection, inspect_structure
+from recoup.search import Search, fit_budget, search
+from recoup.settings import Budget, Settings, find_preset
+from recoup.structure.cost import Cost, cost
+from recoup.structure.trace import Traced, trace_inputs
+from recoup.structure.verify import prove
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """The smaller model, the plan that makes it from the original, and the report."""
+
+    model: nn.Module
+    plan: Plan
+    report: Report
+
+    def save(self, folder: str | Path, *, source: str | None = None) -> Path:
+        """Write plan, weights and report into a new folder; `source` names where the original model comes from."""
+        return save(folder, self.model, self.plan, self.report, source=source)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Goal:
+    """What is asked for: a tolerance on a measure, or a budget (the measure is then only reported)."""
+
+    tolerance: float | None
+    budget: Budget | None
+    measure: Evaluate | None
+
+    def __post_init__(self) -> None:
+        if (self.tolerance is None) == (self.budget is None):
+            raise UsageError("give either a tolerance, in points, or a budget, such as Budget(macs=0.5), not both.")
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise UsageError(
+                f"tolerance must be above 0 points, got {self.tolerance}. For a fixed size ask for a budget."
+            )
+        if self.tolerance is not None and self.measure is None:
+            raise UsageError(
+                "a tolerance needs something to measure: pass validation=batches of (inputs, labels), or evaluate=fn. "
+                "Without labels ask for a budget."
+            )
+
+
+def prune(
+    model: nn.Module,
+    calibration: Iterable[Any],
+    *,
+    validation: Iterable[Any] | None = None,
+    evaluate: Evaluate | None = None,
+    tolerance: float | None = None,
+    budget: Budget | None = None,
+    preset: str | Settings = "paper",
+    progress: Progress = silent,
+) -> Result:
+    """A smaller model that does what `model` does, without retraining; `model` itself is not changed.
+
+    Give either `tolerance`, in points of the validation accuracy or of `evaluate(model)`, or a `budget`.
+
+    Args:
+        model: any module that `torch.export` captures; its device is where the work happens.
+        calibration: batches of inputs, labels not needed; read once, in bounded memory.
+        validation: labelled batches on which the tolerance is measured.
+        evaluate: measures a model in points, higher is better; in the place of `validation`.
+        tolerance: how many points may be lost.
+        budget: what share of the MACs, the parameters or every width to keep.
+        preset: a preset's name, "paper" or "released", or settings of your own.
+        progress: called with the stage, the steps done and their number.
+    """
+    settings = find_preset(preset) if isinstance(preset, str) else preset
+    goal = Goal(tolerance, budget, _measure(validation, evaluate))
+    clock = _Clock()
+    with clock("trace"):
+        batches = Stream(calibration)
+        traced = trace(model, batches.first)
+        _require_prunable(model, traced)
+    with clock("calibrate"):
+        seen = calibrate(model, traced, batches, settings, progress)
+    with clock("select"):
+        rankings = select(seen, progress=progress)
+    with clock("search"):
+        keep, found = _decide(model, seen, rankings, goal, progress)
+    with clock("compensate"):
+        plan = compensate(seen, keep)
+    with clock("prove"):
+        smaller, proof = prove(model, plan, traced.inputs)
+    with clock("measure"):
+        score = _score(model, smaller, goal, found)
+    before, after = _costs(model, smaller, seen, keep)
+    rows = group_rows(seen.structure, keep)
+    details = (plan.recovery, proof, seen.samples, score, clock.seconds, _described(settings))
+    return Result(smaller, plan, Report(type(model).__name__, before, after, rows, *details))
+
+
+def trace(model: nn.Module, example: Any) -> Traced:
+    """The structure of `model`: its channel groups, what is locked and why; `example` is one batch of inputs."""
+    return trace_inputs(model, inputs_of(example, model).to(device_of(model)))
+
+
+def inspect(model: nn.Module, example: Any) -> Inspection:
+    """A dry run: groups, widths, costs, what is locked and why. Print it."""
+    return inspect_structure(model, trace(model, example).structure)
+
+
+def _require_prunable(model: nn.Module, traced: Traced) -> None:
+    if traced.structure.prunable:
+        return
+    reasons = {reason: None for group in traced.structure.groups for reason in group.reasons}
+    raise LockedError(
+        f"nothing in {type(model).__name__} can be pruned, all {len(traced.structure.groups)} groups of channels are "
+        f"locked: {'; '.join(list(reasons)[:5]) or 'no layer reads another'}. `recoup.inspect` lists them all."
+    )
+
+
+def _measure(validation: Iterable[Any] | None, evaluate: Evaluate | None) -> Evaluate | None:
+    if validation is not None and evaluate is not None:
+        raise UsageError("give either validation= or evaluate=, not both.")
+    if evaluate is not None:
+        return checked(evaluate)
+    return accuracy_on(validation) if validation is not None else None
+
+
+def _decide(
+    model: nn.Module, seen: Calibration, rankings: dict[str, Ranking], goal: Goal, progress: Progress
+) -> tuple[Tensor, Search | None]:
+    """The mask over all channels, and the search that found it, if there was one."""
+    if goal.budget is not None:
+        return fit_budget(model, seen, rankings, goal.budget), None
+    assert goal.tolerance is not None and goal.measure is not None
+    found = search(model, seen, rankings, goal.measure, goal.tolerance, progress)
+    return found.keep, found
+
+
+def _score(model: nn.Module, smaller: nn.Module, goal: Goal, found: Search | None) -> Score | None:
+    if goal.measure is None:
+        return None
+    if found is None:
+        return Score(goal.measure(model), goal.measure(smaller), None, ())
+    return Score(found.base, found.base - found.drop, goal.tolerance, found.trials)
+
+
+def _costs(model: nn.Module, smaller: nn.Module, seen: Calibration, keep: Tensor) -> tuple[Cost, Cost]:
+    """Before and after; the parameters after are counted on the smaller model, which may have new biases."""
+    after = cost(seen.structure, model, keep).macs
+    return cost(seen.structure, model), Cost(after, sum(p.numel() for p in smaller.parameters()))
+
+
+def _described(settings: Settings) -> dict[str, Any]:
+    return {field.name: _plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "__name__", type(value).__name__) if callable(value) else value
+
+
+class _Clock:
+    """Seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = time.perf_counter() - start

@@ -1,0 +1,99 @@
+"""What a report says: costs before and after, every group's width, how well layers recovered, what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from recoup.plan import Recovery
+from recoup.search import Trial
+from recoup.structure.cost import Cost
+from recoup.structure.groups import Group, Structure
+from recoup.structure.verify import Proof
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """One group: its width before and after, how many channels are locked and why, who makes and who reads it."""
+
+    name: str
+    before: int
+    after: int
+    locked: int
+    reasons: tuple[str, ...]
+    producers: tuple[str, ...]
+    consumers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Points of the original and of the smaller model, the tolerance asked for (None: a budget), and every trial."""
+
+    before: float
+    after: float
+    tolerance: float | None
+    trials: tuple[Trial, ...]
+
+    @property
+    def drop(self) -> float:
+        """Points lost."""
+        return self.before - self.after
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The whole story of one pruning."""
+
+    network: str
+    before: Cost
+    after: Cost
+    groups: tuple[GroupRow, ...]
+    recovery: Mapping[str, Recovery]
+    proof: Proof
+    samples: int
+    score: Score | None
+    seconds: Mapping[str, float]
+    settings: Mapping[str, Any]
+
+    @property
+    def macs_removed(self) -> float:
+        """Share of the multiply-accumulates that is gone."""
+        return 1 - self.after.macs / self.before.macs
+
+    @property
+    def parameters_removed(self) -> float:
+        """Share of the parameters that is gone."""
+        return 1 - self.after.parameters / self.before.parameters
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps`."""
+        data: dict[str, Any] = dataclasses.asdict(self)
+        data["macs_removed"], data["parameters_removed"] = self.macs_removed, self.parameters_removed
+        if self.score is not None:
+            data["score"]["drop"] = self.score.drop
+        return data
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.network}: MACs {self.before.macs:,} -> {self.after.macs:,} (-{self.macs_removed:.1%}), "
+            f"parameters {self.before.parameters:,} -> {self.after.parameters:,} (-{self.parameters_removed:.1%})"
+        ]
+        if self.score is not None:
+            lines.append(f"score {self.score.before:.2f} -> {self.score.after:.2f} ({-self.score.drop:+.2f} points)")
+        lines.append(f"proof: smaller = masked original to {self.proof.difference:.1e}")
+        return "\n".join(lines)
+
+
+def group_rows(structure: Structure, keep: Tensor | None = None) -> tuple[GroupRow, ...]:
+    """A row for every group at the widths of `keep`."""
+    mask = structure.keep_all() if keep is None else keep
+    return tuple(_row(group, int(mask[group.channels].sum())) for group in structure.groups)
+
+
+def _row(group: Group, after: int) -> GroupRow:
+    locked = int(group.locked.sum())
+    return GroupRow(group.name, group.width, after, locked, group.reasons, group.producers, group.consumers)

@@ -1,0 +1,55 @@
+"""Plain budgets: the largest common share of every group's width that costs no more than allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from recoup.algebra.selection import Ranking
+from recoup.calibrate import Calibration, dead_channels
+from recoup.errors import BudgetError
+from recoup.search.widths import Widths
+from recoup.settings import Budget
+from recoup.structure.cost import Cost, cost
+
+# Halvings of the interval of shares: finer than one channel in the widest layer there is.
+BISECTIONS = 20
+
+
+def fit_budget(model: nn.Module, calibration: Calibration, rankings: Mapping[str, Ranking], budget: Budget) -> Tensor:
+    """The mask over all channels that meets `budget` with the same share of every prunable group.
+
+    Raises:
+        BudgetError: even one channel per group costs more than the budget allows.
+    """
+    structure = calibration.structure
+    widths = Widths(structure, rankings, dead_channels(calibration))
+
+    def keep(share: float) -> Tensor:
+        return widths.keep(structure.prunable, share, structure.keep_all())
+
+    if budget.of == "width":
+        return keep(budget.share)
+    allowed = budget.share * _amount(cost(structure, model), budget)
+
+    def fits(share: float) -> bool:
+        return _amount(cost(structure, model, keep(share)), budget) <= allowed
+
+    if fits(1.0):
+        return keep(1.0)
+    if not fits(0.0):
+        least = _amount(cost(structure, model, keep(0.0)), budget) / _amount(cost(structure, model), budget)
+        raise BudgetError(
+            f"keeping {budget.share:.1%} of the {budget.of} is out of reach: with every prunable group cut to its last "
+            f"channel {least:.1%} remain, because the rest is locked. `recoup.inspect` lists what is locked and why."
+        )
+    low, high = 0.0, 1.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return keep(low)
+
+
+def _amount(what: Cost, budget: Budget) -> int:
+    return what.macs if budget.of == "macs" else what.parameters

@@ -1,0 +1,121 @@
+"""Everything that can be set, in one frozen object, and the presets by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from recoup.algebra.selection import Selector, find_selector
+from recoup.errors import UsageError
+
+Weighting = Literal["slope", "none"]
+Constraint = Literal["step", "global"]
+Order = Literal["bottom-up", "top-down", "random"]
+Unit = Literal["layer", "block"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to prune.
+
+    selector: ranks the channels of a group; a name or a function.
+    weighting: "slope" weighs every position by the mean of g'(y)^2 over the outputs, g being the batch norm and
+        activation behind the layer; "none" weighs all alike.
+    rescale: scale every refitted output back to its original variance.
+    ridge: added to the diagonal of a covariance, relative to its mean.
+    positions: output positions per image and batch that enter the statistics; None for all.
+    steps: bisections per layer of the structural search.
+    constraint: "step" allows layer i of L the share i/L of the tolerance; "global" all of it from the start.
+    order: in which the search visits layers.
+    unit: what it visits: every "layer" (group of channels) alone, or all groups of a residual "block" together.
+    classifier: whether the search may prune what the last layer reads.
+    seed: of everything that is drawn at random.
+    """
+
+    selector: str | Selector = "forward"
+    weighting: Weighting = "slope"
+    rescale: bool = False
+    ridge: float = 1e-6
+    positions: int | None = 256
+    steps: int = 3
+    constraint: Constraint = "step"
+    order: Order = "bottom-up"
+    unit: Unit = "layer"
+    classifier: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        find_selector(self.selector)
+        _one_of("weighting", self.weighting, get_args(Weighting))
+        _one_of("constraint", self.constraint, get_args(Constraint))
+        _one_of("order", self.order, get_args(Order))
+        _one_of("unit", self.unit, get_args(Unit))
+        _at_least("ridge", self.ridge, 0)
+        _at_least("steps", self.steps, 1)
+        _at_least("positions", 1 if self.positions is None else self.positions, 1)
+
+
+def find_preset(name: str) -> Settings:
+    """The settings of that name."""
+    _one_of("preset", name, tuple(PRESETS))
+    return PRESETS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The share to keep, of exactly one thing: `macs`, `parameters`, or the `width` of every group.
+
+    >>> Budget(macs=0.5).share
+    0.5
+    """
+
+    macs: float | None = None
+    parameters: float | None = None
+    width: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in self._all().items() if value is not None}
+        if len(given) != 1:
+            raise UsageError(f"a Budget names exactly one of macs, parameters, width; got {len(given)} of them.")
+        for name, value in given.items():
+            if not 0 < value <= 1:
+                raise UsageError(f"Budget({name}={value}): the share to keep must lie above 0 and not above 1.")
+
+    @property
+    def of(self) -> str:
+        """What the share is of."""
+        return next(name for name, value in self._all().items() if value is not None)
+
+    @property
+    def share(self) -> float:
+        """The share to keep."""
+        return next(value for value in self._all().values() if value is not None)
+
+    def _all(self) -> dict[str, float | None]:
+        return {"macs": self.macs, "parameters": self.parameters, "width": self.width}
+
+
+def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value in allowed:
+        return
+    close = difflib.get_close_matches(str(value), allowed, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise UsageError(f"unknown {what} {value!r}; there are {', '.join(allowed)}.{hint}")
+
+
+def _at_least(what: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise UsageError(f"{what} must be at least {least}, got {value}.")
+
+
+PRESETS: Mapping[str, Settings] = MappingProxyType(
+    {
+        # The paper as printed, with normalised weights and the tolerance split by layer that its text describes.
+        "paper": Settings(),
+        # The code its authors released: no slope weights, outputs rescaled to their old variance.
+        "released": Settings(weighting="none", rescale=True),
+    }
+)

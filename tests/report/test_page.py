@@ -1,0 +1,175 @@
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from recoup.plan import Recovery
+from recoup.report.charts import is_clipped, search_chart, width_chart
+from recoup.report.content import GroupRow, Report, Score
+from recoup.report.page import render_page
+from recoup.search import Trial
+from recoup.structure.cost import Cost
+from recoup.structure.verify import Proof
+
+VOID = {"meta", "br"}
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced, and collects texts and tags."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+        self.feed(html)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
+
+
+def group(name: str = "conv1", before: int = 32, after: int = 20, locked: int = 0, *reasons: str) -> GroupRow:
+    return GroupRow(name, before, after, locked, reasons, (name,), ("conv2",))
+
+
+def trial(drop: float, allowed: float = 1.0) -> Trial:
+    return Trial(("conv1",), 0.5, drop, allowed)
+
+
+def report(**changes: object) -> Report:
+    whole = Report(
+        network="Net",
+        before=Cost(3_034_368, 308_074),
+        after=Cost(642_048, 51_326),
+        groups=(group(), group("head", 10, 10, 10, "the model returns it")),
+        recovery={"conv2": Recovery(0.0171, 3.1e-7, 270.0)},
+        proof=Proof(4.4e-16, 1e-10),
+        samples=1078,
+        score=Score(98.89, 98.33, 1.0, (trial(0.56), trial(1.4))),
+        seconds={"trace": 1.5, "search": 4.5},
+        settings={"selector": "forward", "positions": None},
+    )
+    return dataclasses.replace(whole, **changes)
+
+
+def test_says_everything_that_matters():
+    text = Page(render_page(report())).text
+    for expected in ("−78.8%", "3.03 M → 642 k", "3,034,368 → 642,048", "−83.3%", "308 k → 51.3 k"):
+        assert expected in text
+    for expected in ("−0.56", "98.89 → 98.33", "tolerance 1.00", "smaller = masked original to 4e-16", "1,078 samples"):
+        assert expected in text
+    for expected in ("32 → 20", "1.71%", "3.1e-07", "2.7e+02", "10 of 10", "the model returns it", "6.0 seconds"):
+        assert expected in text
+    assert "selector" in text and "forward" in text and "None" in text
+
+
+def test_needs_nothing_from_outside():
+    page = Page(render_page(report()))
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert not [value for name, value in page.attributes if name in ("src", "href")]
+    assert not re.search(r"https?://|@import|url\((?!#)", render_page(report()))
+
+
+def test_light_and_dark_and_printed():
+    html = render_page(report())
+    assert "prefers-color-scheme: dark" in html and "@media print" in html and 'name="viewport"' in html
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"score": None},
+        {"score": Score(1.0, 2.0, None, ())},
+        {"recovery": {}},
+        {"groups": ()},
+        {"groups": tuple(group(f"layer{i}.conv", 8 + i, 1 + i % 8) for i in range(200))},
+        {"seconds": {}},
+        {"settings": {}},
+        {"proof": Proof(0.0, 0.0)},
+        {"before": Cost(7, 3), "after": Cost(7, 3)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_well_formed_whatever_is_missing(changes):
+    page = Page(render_page(report(**changes)))
+    assert page.tags.count("html") == page.tags.count("h1") == 1
+
+
+def test_sections_appear_only_with_something_to_say():
+    assert "Search" in Page(render_page(report())).text
+    bare = Page(render_page(report(score=None, recovery={}, groups=(group(),)))).text
+    assert not any(title in bare for title in ("Search", "Recovery", "Locked", "Score"))
+
+
+def test_a_budget_without_tolerance():
+    text = Page(render_page(report(score=Score(90.0, 90.5, None, ())))).text
+    assert "+0.50" in text and "gained 0.50 points" in text and "no tolerance" in text
+
+
+def test_exact_proof():
+    assert "exact" in Page(render_page(report(proof=Proof(0.0, 0.0)))).text
+
+
+def test_names_are_escaped_everywhere():
+    evil = "<script>alert('x')</script>&"
+    hostile = report(
+        network=evil,
+        groups=(dataclasses.replace(group(evil, 4, 2, 1, evil), consumers=(evil,)),),
+        recovery={evil: Recovery(0.1, 0.1, 1.0)},
+        score=Score(9.0, 8.0, 1.0, (Trial((evil,), 0.5, 0.5, 1.0),)),
+        seconds={evil: 1.0},
+        settings={evil: evil},
+    )
+    page = Page(render_page(hostile))
+    assert "script" not in page.tags
+    # heading and title, width table and its reader, recovery, locked group and reason, stage, setting and value
+    assert page.text.count(evil) >= 10
+
+
+def test_widths_are_drawn_to_scale():
+    heights = re.findall(r'class="(gone|kept|locked)"[^>]*height="([\d.]+)"', width_chart((group("a", 40, 10, 5),)))
+    size = {kind: float(height) for kind, height in heights}
+    assert size["kept"] == pytest.approx(size["gone"] / 4, abs=0.1)
+    assert size["locked"] == pytest.approx(size["gone"] / 8, abs=0.1)
+
+
+def test_many_groups_are_named_by_the_pointer_only():
+    few, many = (width_chart([group(f"g{i}") for i in range(count)]) for count in (3, 200))
+    assert ">g2<" in few and ">g2<" not in many
+    assert "<title>g199: 32 -&gt; 20 channels, 0 locked</title>" in many
+
+
+def test_trials_are_accepted_rejected_or_beyond_the_picture():
+    trials = (trial(-0.2), trial(0.3), trial(1.5), trial(60.0))
+    chart = search_chart(trials)
+    assert chart.count('circle class="accepted"') == 2
+    assert chart.count('circle class="rejected"') == 1
+    assert chart.count('polygon class="rejected"') == 1
+    assert is_clipped(trials) and not is_clipped(trials[:3])
+    lower, higher = (float(y) for y in re.findall(r'class="accepted" cx="[\d.]+" cy="([\d.]+)"', chart))
+    assert lower > higher
+
+
+def test_a_triangle_is_explained_where_there_is_one():
+    plain = report(score=Score(9.0, 8.0, 1.0, (trial(0.5),)))
+    clipped = report(score=Score(9.0, 8.0, 1.0, (trial(0.5), trial(60.0))))
+    assert "beyond the picture" not in Page(render_page(plain)).text
+    assert "beyond the picture" in Page(render_page(clipped)).text

@@ -1,0 +1,207 @@
+"""Laws that hold for every network in the zoo, at any width and for any choice of channels."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+import recoup
+from recoup.batches import inputs_of
+from recoup.prune import trace
+from recoup.recover import compensate
+from recoup.settings import Settings
+from recoup.structure.verify import outputs, prove
+from tests.oracles import least_squares, records_of, unfolded
+from tests.zoo import ZOO
+
+EXACT = Settings(weighting="none", ridge=0.0, positions=None)
+names = pytest.mark.parametrize("name", ZOO)
+widths, seeds = st.integers(2, 7), st.integers(0, 10_000)
+
+
+@functools.lru_cache(maxsize=32)
+def calibrated(name, width, settings_=EXACT):
+    entry = ZOO[name]
+    model = entry.build(width)
+    return model, recoup.calibrate(model, trace(model, entry.batch()), [entry.batch()], settings_)
+
+
+def draw_keep(structure, seed):
+    """A random mask that respects locks and leaves something of every group."""
+    generator = torch.Generator().manual_seed(seed)
+    keep = torch.rand(structure.width, generator=generator) < 0.6
+    for group in structure.groups:
+        keep[group.channels] |= group.locked
+        if group not in structure.prunable:
+            keep[group.channels] = True
+        order = torch.randperm(group.width, generator=generator) + group.start
+        keep = structure.refill(keep, order)
+    return keep
+
+
+def run(model, name, samples=9, seed=5):
+    batch = ZOO[name].batch(samples, seed)
+    with torch.no_grad():
+        return outputs(model, inputs_of(batch, model))
+
+
+def relative(actual, expected):
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(actual, expected, strict=True))
+
+
+@names
+def test_keeping_everything_is_the_identity(name):
+    model, seen = calibrated(name, 5)
+    smaller = recoup.apply(model, compensate(seen, seen.structure.keep_all()))
+    assert all(torch.equal(a, b) for a, b in zip(run(smaller, name), run(model, name), strict=True))
+
+
+@names
+@given(width=widths, seed=seeds)
+@settings(max_examples=8, deadline=None)
+def test_sliced_equals_masked(name, width, seed):
+    model, seen = calibrated(name, width, Settings())
+    keep = draw_keep(seen.structure, seed)
+    smaller, proof = prove(model, compensate(seen, keep), seen.traced.inputs)
+    assert proof.difference < 1e-10
+    assert type(smaller) is type(model)
+    for group in seen.structure.groups:
+        assert (
+            sum(p.numel() for p in smaller.parameters())
+            <= sum(p.numel() for p in model.parameters()) + group.width * 99
+        )
+
+
+@names
+@given(width=widths, seed=seeds)
+@settings(max_examples=6, deadline=None)
+def test_copies_of_kept_channels_lose_nothing(name, width, seed):
+    """Every pruned channel is made an exact copy of a kept one, for whatever wiring; then it goes."""
+    entry = ZOO[name]
+    model = entry.build(width)
+    traced = trace(model, entry.batch())
+    keep = draw_keep(traced.structure, seed)
+    make_copies(model, traced.structure, keep)
+    seen = recoup.calibrate(model, traced, [entry.batch(60)], Settings(weighting="none", ridge=1e-13, positions=None))
+    smaller = recoup.apply(model, compensate(seen, keep))
+    assert relative(run(smaller, name, 60, 1), run(model, name, 60, 1)) < 1e-8
+
+
+def make_copies(model, structure, keep):
+    """Give every pruned channel the parameters of a kept, unlocked twin of its group, where it is made."""
+    twin = torch.arange(structure.width)
+    for group in structure.prunable:
+        kept = (keep[group.channels] & ~group.locked).nonzero().squeeze(1) + group.start
+        if not len(kept):
+            kept = keep[group.channels].nonzero().squeeze(1) + group.start
+        pruned = (~keep[group.channels]).nonzero().squeeze(1) + group.start
+        twin[pruned] = kept[torch.arange(len(pruned)) % len(kept)]
+    consumed = {(consumer.weight, 1) for consumer in structure.consumers}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for site in structure.sites:
+        if (site.tensor, site.dim) in consumed:
+            continue
+        place = {int(c): i for i, c in enumerate(site.channel_of) if c >= 0}
+        for channel, i in place.items():
+            if int(twin[channel]) in place:
+                data = tensors[site.tensor].data
+                data.select(site.dim, i).copy_(data.select(site.dim, place[int(twin[channel])]))
+
+
+@given(seed=seeds, width=st.integers(3, 6), ridge=st.just(0.0))
+@settings(max_examples=15, deadline=None)
+def test_channels_affine_in_kept_ones_lose_nothing(seed, width, ridge):
+    """Without an activation between, a channel may be any affine combination of the kept ones."""
+    torch.manual_seed(seed)
+    model = (
+        torch.nn.Sequential(torch.nn.Conv2d(3, width, 1), torch.nn.BatchNorm2d(width), torch.nn.Conv2d(width, 4, 3))
+        .double()
+        .eval()
+    )
+    keep = torch.arange(width) < 3
+    model[0].weight.data[3:] = torch.einsum(
+        "pk,kchw->pchw", torch.randn(width - 3, 3).double(), model[0].weight.data[:3]
+    )
+    x = torch.randn(30, 3, 6, 6, dtype=torch.float64)
+    seen = recoup.calibrate(model, trace(model, x), [x], Settings(weighting="none", ridge=ridge, positions=None))
+    smaller = recoup.apply(model, compensate(seen, {"0": keep}))
+    with torch.no_grad():
+        assert relative([smaller(x)], [model(x)]) < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("plain", "0.2.0"),
+        ("windows", "b"),
+        ("windows", "d"),
+        ("residual", "a.1.0"),
+        ("three-dim", "2"),
+        ("one-dim", "0.3"),
+    ],
+)
+def test_closed_form_is_least_squares_on_the_raw_activations(name, layer):
+    entry, (model, seen) = ZOO[name], calibrated(name, 4)
+    structure = seen.structure
+    consumer = next(c for c in structure.consumers if c.name == layer)
+    group = next(g for g in structure.prunable if layer in g.consumers)
+    keep = structure.keep_all()
+    keep[group.start] = False
+    plan = compensate(seen, keep)
+    x, y = records_of(model, layer, entry.batch())
+    rows = unfolded(x, model.get_submodule(layer))
+    kept = structure.keep_indices(consumer.inputs, keep).repeat_interleave(consumer.kernel)
+    targets = y.flatten(2).transpose(1, 2).flatten(0, 1)
+    slope, intercept = least_squares(rows[:, kept], targets)
+    fitted = rows @ plan.weights[consumer.weight].flatten(1).T + plan.weights[consumer.bias]
+    torch.testing.assert_close(fitted, rows[:, kept] @ slope + intercept, rtol=1e-7, atol=1e-7)
+    measured = (targets - fitted).square().mean(0).sum() / targets.var(dim=0, correction=0).sum()
+    assert plan.recovery[layer].residual == pytest.approx(float(measured), rel=1e-6, abs=1e-9)
+
+
+@names
+def test_save_and_load_give_the_same_bits(name):
+    entry = ZOO[name]
+    model = entry.build(5)
+    result = recoup.prune(model, [entry.batch()], budget=recoup.Budget(width=0.5))
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = result.save(Path(tmp) / "out")
+        again = recoup.load(folder, lambda: entry.build(5, seed=99))
+        again_from_model = recoup.load(folder, model)
+    for loaded in (again, again_from_model):
+        assert all(torch.equal(a, b) for a, b in zip(run(loaded, name), run(result.model.eval(), name), strict=True))
+
+
+@names
+def test_the_callers_model_is_untouched(name):
+    model = ZOO[name].build(5).train()
+    next(model.modules()).register_forward_hook(lambda *_: pytest.fail("a hook of the caller's model was called"))
+    next(iter(model.parameters())).requires_grad_(False)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    identities = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
+    flags = [p.requires_grad for p in model.parameters()]
+    result = recoup.prune(model, [ZOO[name].batch()], budget=recoup.Budget(width=0.6))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert identities == {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
+    assert flags == [p.requires_grad for p in model.parameters()]
+    assert all(module.training for module in model.modules())
+    assert len(next(model.modules())._forward_hooks) == 1
+    assert all(module.training for module in result.model.modules())
+    assert all(p.grad is None for p in model.parameters())
+
+
+@names
+def test_the_zoo_is_pruned_and_not_silently_left_alone(name):
+    entry = ZOO[name]
+    model = entry.build(6)
+    before = sum(p.numel() for p in model.parameters())
+    result = recoup.prune(model, [entry.batch()], budget=recoup.Budget(width=0.5))
+    if name == "fixed":
+        assert result.report.groups[1].reasons[0].startswith("cutting it breaks the model's own code")
+    assert sum(p.numel() for p in result.model.parameters()) < before
