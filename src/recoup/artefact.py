@@ -8,6 +8,7 @@ report.json, report.html
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -45,7 +46,7 @@ def save(folder: str | Path, model: nn.Module, plan: Plan, report: Report, *, so
         raise _unwritable(folder, error) from error
     try:
         _write(draft, model, plan, report, source)
-        draft.chmod(0o755)
+        _share_with_readers(draft)
         draft.rename(folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -69,9 +70,13 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module]) -> nn.M
 
 
 def require_new(folder: str | Path) -> None:
-    """Refuse an output folder that is there already."""
-    if Path(folder).exists():
+    """Refuse an output folder that is there already or could not be made, before any work is done for it."""
+    folder = Path(folder)
+    if folder.exists():
         raise ArtefactError(f"{folder} exists already. Choose another folder or remove it; nothing was overwritten.")
+    above = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ArtefactError(f"cannot write {folder}: {above} is not a folder you may write to. Choose another one.")
 
 
 def read_source(folder: str | Path) -> str | None:
@@ -103,6 +108,13 @@ def _write(draft: Path, model: nn.Module, plan: Plan, report: Report, source: st
     (draft / PLAN).write_text(json.dumps(_plan_to_json(model, plan, source)))
     (draft / REPORT).write_text(json.dumps(report.to_json(), indent=1))
     (draft / PAGE).write_text(render_page(report), encoding="utf-8")
+
+
+def _share_with_readers(draft: Path) -> None:
+    """Temporary folders and weight files are made private; a result is as readable as any other file."""
+    draft.chmod(0o755)
+    for path in draft.iterdir():
+        path.chmod(0o644)
 
 
 def _plan_to_json(model: nn.Module, plan: Plan, source: str | None) -> dict[str, Any]:

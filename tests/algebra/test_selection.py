@@ -106,8 +106,8 @@ def test_backward_without_ridge_refuses_a_singular_covariance():
     X = torch.randn(100, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     X[:, 2] = X[:, 0] + X[:, 1]
     one = Layer(torch.cov(X.T), torch.ones(3, 1, dtype=torch.float64), torch.arange(3))
-    with pytest.raises(IllConditionedError, match="Raise `ridge`"):
-        backward(problem(one, width=3))
+    with pytest.raises(IllConditionedError, match="layer1: .*Raise `ridge`"):
+        rank(problem(one, width=3), "backward", "layer1")
 
 
 def test_a_channel_that_no_layer_reads_is_worth_nothing():

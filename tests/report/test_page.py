@@ -12,6 +12,7 @@ from recoup.search import Trial
 from recoup.structure.cost import Cost
 from recoup.structure.verify import Proof
 
+MINUS = "\N{MINUS SIGN}"
 VOID = {"meta", "br"}
 
 
@@ -72,9 +73,15 @@ def report(**changes: object) -> Report:
 
 def test_says_everything_that_matters():
     text = Page(render_page(report())).text
-    for expected in ("−78.8%", "3.03 M → 642 k", "3,034,368 → 642,048", "−83.3%", "308 k → 51.3 k"):
+    for expected in (f"{MINUS}78.8%", "3.03 M → 642 k", "3,034,368 → 642,048", f"{MINUS}83.3%", "308 k → 51.3 k"):
         assert expected in text
-    for expected in ("−0.56", "98.89 → 98.33", "tolerance 1.00", "smaller = masked original to 4e-16", "1,078 samples"):
+    for expected in (
+        f"{MINUS}0.56",
+        "98.89 → 98.33",
+        "tolerance 1.00",
+        "smaller = masked original to 4e-16",
+        "1,078 samples",
+    ):
         assert expected in text
     for expected in ("32 → 20", "1.71%", "3.1e-07", "2.7e+02", "10 of 10", "the model returns it", "6.0 seconds"):
         assert expected in text

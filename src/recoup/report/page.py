@@ -267,5 +267,6 @@ dd { margin: 0; font: 13px/1.4 ui-monospace, SFMono-Regular, Menlo, Consolas, mo
 @media print { body { background: #fff; font-size: 12px; } main { max-width: none; padding: 0; }
   .table { max-height: none; overflow: visible; } main > section, .card { break-inside: auto; }
   .card, .chart, tr, dl { break-inside: avoid; } h2, .note { break-after: avoid; }
-  .cards { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); } * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
+  .cards { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """

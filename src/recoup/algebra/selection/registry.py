@@ -12,7 +12,7 @@ from torch import Tensor
 from recoup.algebra.selection.greedy import backward, forward
 from recoup.algebra.selection.magnitude import l2, random
 from recoup.algebra.selection.problem import Problem, Ranking, Selector
-from recoup.errors import UsageError
+from recoup.errors import IllConditionedError, UsageError
 
 SELECTORS: Mapping[str, Selector] = MappingProxyType(
     {"forward": forward, "backward": backward, "l2": l2, "random": random}
@@ -34,7 +34,10 @@ def find_selector(selector: str | Selector) -> Selector:
 
 def rank(problem: Problem, selector: str | Selector, name: str) -> Ranking:
     """What `selector` says of `problem`, checked to be a ranking of all its channels; `name` is for the message."""
-    answer = find_selector(selector)(problem)
+    try:
+        answer = find_selector(selector)(problem)
+    except IllConditionedError as error:
+        raise IllConditionedError(f"{name}: {error}") from error
     ranking = answer if isinstance(answer, Ranking) else Ranking(torch.as_tensor(answer).to(problem.device))
     _check(ranking.order, problem, name)
     return ranking

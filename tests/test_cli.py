@@ -1,0 +1,334 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from recoup.cli import main
+from recoup.cli import pruning as pruning_module
+from recoup.cli.opening import choose_input, parse_shape
+from recoup.errors import RecoupError, UsageError
+from recoup.inputs import CIFAR, IMAGENET, unnormalised
+from recoup.models import digits_resnet
+from recoup.version import __version__
+
+MODEL = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 5, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 10),
+    )
+
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(20, 1, 8, 8, generator=generator), torch.arange(20) % 10)]
+
+def broken():
+    raise ValueError("first line\\nsecond line")
+"""
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.py"
+    path.write_text(MODEL)
+    return f"{path}:build"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails the test if a command gets as far as pruning."""
+
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the long work began")
+
+    monkeypatch.setattr(pruning_module, "prune", never)
+
+
+def prune(model: str, out: Path, *more: object) -> Result:
+    return run("prune", model, "--input", "1,8,8", "--calibration", "digits@train", *more, "-o", out)
+
+
+def refused(result: Result, code: int, *texts: str) -> None:
+    """Exit code, nothing on stdout, and exactly one paragraph on stderr that starts with `error:`."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    for text in texts:
+        assert text in result.stderr
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+def test_version():
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"recoup {__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["demo", "inspect", "prune", "evaluate"])
+def test_every_command_has_help_json_device_and_seed(command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert all(option in result.stdout for option in ("--json", "--device", "--seed"))
+    assert command == "demo" or "torchvision:NAME" in result.stdout
+
+
+def test_unknown_model_names_the_nearest():
+    refused(run("inspect", "recoup:vgg16bn"), 2, "There is no model 'recoup:vgg16bn'", "vgg16_bn")
+
+
+def test_unknown_data(model, out, no_work):
+    refused(run("prune", model, "--calibration", "cifra10", "--width", 0.5, "-o", out), 2, "no data called 'cifra10'")
+    assert not out.exists()
+
+
+def test_missing_weights_file(tmp_path):
+    result = run("inspect", "recoup:digits", "--weights", tmp_path / "none.pt")
+    refused(result, 1, f"There is no weights file at '{tmp_path / 'none.pt'}'")
+
+
+@pytest.mark.parametrize("name", ["broken.pt", "broken.safetensors"])
+def test_corrupt_weights(tmp_path, name):
+    (tmp_path / name).write_bytes(b"not weights at all")
+    refused(run("inspect", "recoup:digits", "--weights", tmp_path / name), 1, name, "could not be read")
+
+
+def test_messages_become_one_paragraph(monkeypatch):
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RecoupError("first line\n  second line")
+
+    monkeypatch.setattr("recoup.cli.inspecting.inspect", fail)
+    refused(run("inspect", "recoup:digits"), 1, "error: first line second line\n")
+
+
+def test_a_factory_that_raises(model):
+    refused(run("inspect", model.replace("build", "broken")), 1, "raised ValueError: first line")
+
+
+def test_cuda_that_is_not_there(monkeypatch):
+    def absent(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no driver\nfor this machine")
+
+    monkeypatch.setattr(torch, "zeros", absent)
+    refused(run("inspect", "recoup:digits", "--device", "cuda"), 2, "device 'cuda' is not available here (no driver)")
+
+
+def test_device_that_does_not_exist():
+    refused(run("inspect", "recoup:digits", "--device", "abacus"), 2, "device 'abacus' is not available")
+
+
+@pytest.mark.parametrize("shape", ["3x32x32", "", "3,,32", "3,0,32", "-1"])
+def test_bad_input_shape(shape):
+    refused(run("inspect", "recoup:digits", f"--input={shape}"), 2, f"--input '{shape}' is not a shape", "3,32,32")
+
+
+def test_unknown_option_is_a_usage_error():
+    assert run("inspect", "recoup:digits", "--colour").exit_code == 2
+
+
+def test_interrupt(monkeypatch):
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("recoup.cli.inspecting.inspect", interrupt)
+    result = run("inspect", "recoup:digits")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "interrupted\n")
+
+
+def test_a_bug_stays_a_traceback(monkeypatch):
+    def bug(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("recoup.cli.inspecting.inspect", bug)
+    assert isinstance(run("inspect", "recoup:digits").exception, ZeroDivisionError)
+
+
+def test_inspect_lists_groups_and_reasons(model):
+    result = run("inspect", model, "--input", "1,8,8")
+    assert result.exit_code == 0
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+    # 6 channels of 3x3 kernels over one input at 64 positions
+    assert lines["0"].split() == ["0", "6", "6", f"{6 * 9 * 64:,}", "2"]
+    assert "the model returns it" in lines["6"]
+    assert "2 of 3 groups prunable" in result.stdout
+
+
+def test_inspect_as_json_and_nothing_else(model):
+    result = run("inspect", model, "--input", "1,8,8", "--json")
+    data = json.loads(result.stdout)
+    assert data["prunable"] == 2
+    assert data["cost"]["parameters"] == 6 * 9 + 6 + 5 * 6 * 9 + 5 + 5 * 10 + 10
+    assert [group["row"]["name"] for group in data["groups"]] == ["0", "2", "6"]
+
+
+def test_existing_output_folder_is_left_as_it_was(model, out, no_work):
+    out.mkdir()
+    (out / "precious.txt").write_text("mine")
+    refused(prune(model, out, "--width", 0.5), 1, f"{out} exists already", "nothing was overwritten")
+    assert [path.name for path in out.iterdir()] == ["precious.txt"]
+    assert (out / "precious.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("tolerance", ["0", "-1", "nan"])
+def test_tolerance_must_be_above_zero(model, out, no_work, tolerance):
+    result = prune(model, out, f"--tolerance={tolerance}", "--validation", "digits@validation")
+    refused(result, 2, f"--tolerance must be above 0 points, got {tolerance}")
+
+
+def test_tolerance_needs_validation(model, out, no_work):
+    refused(prune(model, out, "--tolerance", 1), 2, "--tolerance needs --validation with labels")
+
+
+@pytest.mark.parametrize("goal", [("--tolerance", 1), ("--macs", 0.5)])
+def test_validation_without_labels(model, out, no_work, goal):
+    refused(prune(model, out, *goal, "--validation", "noise:8"), 2, "--validation noise:8 has no labels")
+
+
+def test_two_goals_or_none(model, out, no_work):
+    refused(prune(model, out, "--macs", 0.5, "--width", 0.5), 2, "exactly one of", "got --macs, --width")
+    refused(prune(model, out), 2, "exactly one of", "got none")
+
+
+@pytest.mark.parametrize("share", ["0", "1.5"])
+def test_share_out_of_range(model, out, no_work, share):
+    refused(prune(model, out, "--macs", share), 2, "the share to keep must lie above 0 and not above 1")
+
+
+def test_unknown_settings(model, out, no_work):
+    refused(prune(model, out, "--width", 1, "--preset", "papre"), 2, "unknown preset 'papre'", "'paper'")
+    refused(prune(model, out, "--width", 1, "--selector", "l3"), 2, "unknown selector 'l3'")
+    refused(prune(model, out, "--width", 1, "--order", "sideways"), 2, "unknown order 'sideways'")
+    refused(prune(model, out, "--width", 1, "--ridge", -1), 2, "ridge must be at least 0")
+
+
+def test_data_that_does_not_suit_the_model(out, no_work):
+    result = run("prune", "recoup:resnet20", "--calibration", "digits", "--width", 0.5, "-o", out)
+    refused(result, 1, "images of shape (1, 8, 8)", "(3, 32, 32)")
+
+
+def test_settings_reach_the_pruning(model, out, monkeypatch):
+    seen: dict[str, object] = {}
+
+    def stop(*args: object, **kwargs: object) -> None:
+        seen.update(kwargs)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(pruning_module, "prune", stop)
+    options = ("--preset", "released", "--ridge", 0.25, "--unit", "block", "--steps", 5, "--seed", 3)
+    assert prune(model, out, "--parameters", 0.5, *options).exit_code == 2
+    settings, budget = seen["preset"], seen["budget"]
+    assert (settings.rescale, settings.ridge, settings.unit, settings.steps, settings.seed) == (
+        True,
+        0.25,
+        "block",
+        5,
+        3,
+    )
+    assert (budget.of, budget.share, seen["tolerance"]) == ("parameters", 0.5, None)
+
+
+def test_prune_then_evaluate(model, out):
+    data = model.replace("build", "batches")
+    pruned = prune(model, out, "--macs", 0.6, "--validation", data, "--calibration-images", 64, "--json")
+    assert pruned.exit_code == 0, pruned.output
+    answer = json.loads(pruned.stdout)
+    report = answer["report"]
+    assert answer["folder"] == str(out)
+    assert report["after"]["macs"] <= 0.6 * report["before"]["macs"]
+    assert report["samples"] == 64
+    assert {path.name for path in out.iterdir()} == {"plan.json", "model.safetensors", "report.json", "report.html"}
+    assert f"recoup evaluate {out} --data {data} --input 1,8,8" in pruned.stderr
+
+    measured = run("evaluate", out, "--data", data, "--input", "1,8,8", "--json")
+    assert measured.exit_code == 0, measured.output
+    again = json.loads(measured.stdout)
+    assert again["accuracy"] == pytest.approx(report["score"]["after"])
+    assert (again["images"], again["macs"]) == (20, report["after"]["macs"])
+
+
+def test_prune_within_a_tolerance_prints_tables(model, out):
+    result = prune(model, out, "--tolerance", 100, "--validation", "digits@validation", "--calibration-images", 64)
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
+    assert rows["MACs"][1] == f"{6 * 9 * 64 + 5 * 6 * 9 * 64 + 50:,}"
+    assert int(rows["MACs"][2].replace(",", "")) < int(rows["MACs"][1].replace(",", ""))
+    assert rows["Accuracy"][-1] == "points"
+    assert rows["0"][1] == "6" and int(rows["0"][2]) < 6
+    assert rows["6"][1:3] == ["10", "10"] and "locked:" in rows["6"]
+    assert "search ..." in result.stderr and "search ..." not in result.stdout
+
+
+def test_evaluate_a_model_prints_its_figures(model):
+    result = run("evaluate", model, "--data", "digits@test", "--input", "1,8,8", "--limit", 50)
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[0]: line.split()[-1] for line in result.stdout.splitlines() if line.strip()}
+    assert rows["Images"] == "50"
+    assert rows["Parameters"] == f"{6 * 9 + 6 + 5 * 6 * 9 + 5 + 5 * 10 + 10}"
+    assert 0 <= float(rows["Accuracy"]) <= 100
+
+
+def test_fresh_weights_are_pointed_out(model, tmp_path):
+    weights = tmp_path / "digits.pt"
+    torch.save(digits_resnet().state_dict(), weights)
+    said = "note: recoup:digits has fresh random weights"
+    data = ("--data", "digits@test", "--limit", 8)
+    assert said in run("evaluate", "recoup:digits", *data).stderr
+    assert run("evaluate", "recoup:digits", *data, "--weights", weights).stderr == ""
+    assert run("evaluate", model, *data, "--input", "1,8,8").stderr == ""
+
+
+def test_fresh_weights_depend_on_the_seed(model):
+    def accuracy(seed: int) -> float:
+        result = run("evaluate", model, "--data", "digits", "--input", "1,8,8", "--seed", seed, "--json")
+        return float(json.loads(result.stdout)["accuracy"])
+
+    assert accuracy(1) == accuracy(1)
+    assert len({accuracy(seed) for seed in (1, 2, 3)}) > 1
+
+
+def test_evaluate_without_labels():
+    refused(run("evaluate", "recoup:digits", "--data", "noise:4"), 2, "--data noise:4 has no labels")
+
+
+def test_evaluate_a_folder_that_is_no_result(tmp_path):
+    result = run("evaluate", tmp_path, "--data", "digits")
+    refused(result, 1, "plan.json is missing", f"{tmp_path} is not a folder that recoup saved")
+
+
+def test_evaluate_a_result_without_source(tmp_path):
+    (tmp_path / "plan.json").write_text("{}")
+    refused(run("evaluate", tmp_path, "--data", "digits"), 2, "does not say which model", "--model")
+    refused(run("evaluate", tmp_path, "--data", "digits", "--weights", "w.pt"), 2, "holds its own weights")
+
+
+def test_original_is_only_for_saved_results():
+    result = run("evaluate", "recoup:digits", "--model", "recoup:digits", "--data", "digits")
+    refused(result, 2, "recoup:digits is no folder")
+
+
+def test_shapes():
+    assert parse_shape(None) is None
+    assert parse_shape("3, 32,32") == (3, 32, 32)
+
+
+def test_input_is_what_the_model_declares_unless_told_otherwise():
+    assert choose_input(CIFAR, None, None) == CIFAR
+    resized = choose_input(CIFAR, (3, 64, 64), None)
+    assert (resized.shape, resized.mean) == ((3, 64, 64), CIFAR.mean)
+    assert choose_input(IMAGENET, (1, 8, 8), None) == unnormalised((1, 8, 8))
+    assert choose_input(IMAGENET, (3, 32, 32), "cifar") == CIFAR
+    assert choose_input(CIFAR, None, "none") == unnormalised((3, 32, 32))
+    with pytest.raises(UsageError, match="one of each per channel"):
+        choose_input(IMAGENET, (1, 8, 8), "cifar")
