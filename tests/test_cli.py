@@ -210,7 +210,7 @@ def test_unknown_settings(model, out, no_work):
     refused(prune(model, out, "--width", 1, "--preset", "papre"), 2, "unknown preset 'papre'", "'paper'")
     refused(prune(model, out, "--width", 1, "--selector", "l3"), 2, "unknown selector 'l3'")
     refused(prune(model, out, "--width", 1, "--order", "sideways"), 2, "unknown order 'sideways'")
-    refused(prune(model, out, "--width", 1, "--ridge", -1), 2, "ridge must be at least 0")
+    refused(prune(model, out, "--width", 1, "--ridge", -1), 2, "ridge must be a number of at least 0")
 
 
 def test_data_that_does_not_suit_the_model(out, no_work):

@@ -7,6 +7,7 @@ report.json, report.html
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -95,11 +96,11 @@ def read_plan(folder: Path) -> tuple[Plan, tuple[str, ...]]:
                 f"recoup that wrote it ({data.get('recoup')})."
             )
         keep = {name: _mask(entry["width"], entry["kept"]) for name, entry in data["keep"].items()}
-        slices = tuple(Slice(entry["tensor"], entry["dim"], torch.tensor(entry["kept"])) for entry in data["slices"])
+        slices = tuple(Slice(entry["tensor"], entry["dim"], _indices(entry["kept"])) for entry in data["slices"])
         shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
         recovery = {name: Recovery(**entry) for name, entry in data["recovery"].items()}
         return Plan(keep, slices, {}, shapes, recovery), tuple(data["added"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
         raise ArtefactError(f"{folder / PLAN} is not a plan ({error!r}). Save the result again.") from error
 
 
@@ -111,10 +112,12 @@ def _write(draft: Path, model: nn.Module, plan: Plan, report: Report, source: st
 
 
 def _share_with_readers(draft: Path) -> None:
-    """Temporary folders and weight files are made private; a result is as readable as any other file."""
-    draft.chmod(0o755)
+    """Temporary folders and weight files are made private; a result gets the permissions of any other new file."""
+    mask = os.umask(0)
+    os.umask(mask)
+    draft.chmod(0o777 & ~mask)
     for path in draft.iterdir():
-        path.chmod(0o644)
+        path.chmod(0o666 & ~mask)
 
 
 def _plan_to_json(model: nn.Module, plan: Plan, source: str | None) -> dict[str, Any]:
@@ -127,9 +130,7 @@ def _plan_to_json(model: nn.Module, plan: Plan, source: str | None) -> dict[str,
         "slices": [{"tensor": s.tensor, "dim": s.dim, "kept": s.kept.tolist()} for s in plan.slices],
         "added": [name for name in plan.weights if name not in plan.shapes],
         "shapes": {name: list(shape) for name, shape in plan.shapes.items()},
-        "recovery": {
-            n: {"residual": r.residual, "ridge": r.ridge, "condition": r.condition} for n, r in plan.recovery.items()
-        },
+        "recovery": {name: dataclasses.asdict(recovery) for name, recovery in plan.recovery.items()},
     }
 
 
@@ -137,7 +138,8 @@ def _unique_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer once: tied ones are stored under their first name."""
     unique: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        unique.setdefault(id(tensor), (name, tensor))
+        if isinstance(tensor, Tensor):  # a module may put other things of its own there
+            unique.setdefault(id(tensor), (name, tensor))
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in unique.values()}
 
 
@@ -187,8 +189,12 @@ def _load_tensors(smaller: nn.Module, tensors: dict[str, Tensor], folder: Path) 
 
 def _mask(width: int, kept: list[int]) -> Tensor:
     mask = torch.zeros(width, dtype=torch.bool)
-    mask[torch.tensor(kept, dtype=torch.long)] = True
+    mask[_indices(kept)] = True
     return mask
+
+
+def _indices(kept: list[int]) -> Tensor:
+    return torch.tensor(kept, dtype=torch.long)
 
 
 def _unwritable(folder: Path, error: OSError) -> ArtefactError:

@@ -25,16 +25,13 @@ class Inputs:
     kwargs: Mapping[str, Any]
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor among the arguments, top level only."""
-        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor)]
+        """Every tensor among the arguments, in lists and dicts too."""
+        return tensors_in([*self.args, *self.kwargs.values()])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """The same call with every tensor changed."""
-
-        def changed(value: Any) -> Any:
-            return change(value) if isinstance(value, Tensor) else value
-
-        return Inputs(tuple(map(changed, self.args)), {key: changed(value) for key, value in self.kwargs.items()})
+        args, kwargs = _changed([*self.args], change), _changed(dict(self.kwargs), change)
+        return Inputs(tuple(args), kwargs)
 
     def to(self, device: torch.device) -> Inputs:
         """The same call with its tensors on `device`."""
@@ -149,6 +146,17 @@ def require_repeatable(batches: Iterable[Any], what: str) -> None:
             f"{what} is an iterator that can be read only once, but it is read for every candidate. Pass a list or "
             "a DataLoader."
         )
+
+
+def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """`value` with every tensor in its lists, tuples and dicts changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _changed(part, change) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_changed(part, change) for part in value)
+    return value
 
 
 def _check_iterable(batches: Any, what: str) -> None:

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from recoup.algebra.linalg import live_rows
 from recoup.algebra.moments import Accumulator, Moments, sensitivity
-from recoup.algebra.patches import Window, patch_rows, sample_positions
+from recoup.algebra.patches import CHUNK_VALUES, Window, patch_rows, sample_positions
 from recoup.batches import Inputs, Stream, device_of, inputs_of
 from recoup.errors import CalibrationError
 from recoup.observe import Observer
 from recoup.progress import Progress, silent
 from recoup.settings import Settings
 from recoup.structure.copying import working_copy
-from recoup.structure.groups import Consumer, Group, Structure
+from recoup.structure.groups import Consumer, Group, Structure, named_tensors
 from recoup.structure.trace import Traced
 
 # Past this many inputs, a layer that reads a flattened map gets one covariance per channel, shared by all positions:
@@ -81,7 +81,7 @@ def calibrate(
     """
     settings = settings or Settings()
     twin = working_copy(model)
-    tensors = {**dict(twin.named_parameters(remove_duplicate=False)), **dict(twin.named_buffers())}
+    tensors = named_tensors(twin)
     recorders = {c.name: _Recorder(c, traced, tensors, settings) for c in watched(traced.structure)}
     observer = Observer({id(tensors[r.consumer.weight]): r.see for r in recorders.values()})
     samples = _run(twin, batches, observer, progress)
@@ -165,13 +165,23 @@ class _Recorder:
 
     def see(self, inputs: Tensor, outputs: Tensor, window: Window | None, /) -> None:
         if window is None:
-            self._add(inputs.flatten(0, -2), outputs.flatten(0, -2))
+            self._see_linear(inputs, outputs)
             return
         count = outputs[0, 0].numel() if outputs.dim() == inputs.dim() else outputs[0].numel()
         positions = sample_positions(count, self._positions, self._generator, inputs.device)
         rows_of = outputs.reshape(len(inputs), -1, count)[:, :, positions].transpose(1, 2)  # (b, P, N)
         for part, rows in patch_rows(inputs, window, positions):
             self._add(rows, rows_of[part].flatten(0, 1))
+
+    def _see_linear(self, inputs: Tensor, outputs: Tensor) -> None:
+        """Every leading dim but the first counts as positions."""
+        samples = len(inputs) if inputs.dim() > 1 else 1
+        rows = inputs.reshape(samples, -1, inputs.shape[-1])
+        targets = outputs.reshape(samples, -1, outputs.shape[-1])
+        positions = sample_positions(rows.shape[1], self._positions, self._generator, rows.device)
+        step = max(1, CHUNK_VALUES // max(1, rows.shape[2] * len(positions)))
+        for part, target in zip(rows.split(step), targets.split(step), strict=True):
+            self._add(part[:, positions].flatten(0, 1), target[:, positions].flatten(0, 1))
 
     def _add(self, rows: Tensor, outputs: Tensor) -> None:
         if not bool(rows.isfinite().all()):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class RecoupError(Exception):
     """Any failure a user can act on; the command line prints it and exits with `exit_code`."""
@@ -49,3 +52,11 @@ class DataError(RecoupError):
 
 class ArtefactError(RecoupError):
     """A saved result cannot be written, read or applied to the model at hand."""
+
+
+def unknown_name(what: str, name: object, known: Iterable[str], more: str = "") -> UsageError:
+    """The error for a name that does not exist: what there is (`more` adds to it), and which one was likely meant."""
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return UsageError(f"unknown {what} {name!r}; there are {', '.join(names)}{more}.{hint}")

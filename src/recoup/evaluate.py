@@ -28,8 +28,9 @@ def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
     right, seen = torch.zeros((), dtype=torch.long, device=device), 0
     with evaluating(model):
         for batch in stream:
-            labels = torch.as_tensor(batch[1]).to(device)
-            scores = _scores(inputs_of(batch, model).to(device).call(model), len(labels))
+            inputs = inputs_of(batch, model).to(device)
+            labels = _labels(batch[1], inputs.size).to(device)
+            scores = _scores(inputs.call(model), len(labels))
             right += (scores.argmax(dim=1) == labels).sum()
             seen += len(labels)
     return 100.0 * int(right) / seen
@@ -57,15 +58,17 @@ def accuracy_on(batches: Iterable[Any]) -> Evaluate:
 
 
 def checked(evaluate: Evaluate) -> Evaluate:
-    """`evaluate` with a clear error when it fails or returns no finite number."""
+    """`evaluate` with a clear error when it returns no finite number."""
 
     def measure(model: nn.Module) -> float:
         value = evaluate(model)
-        if isinstance(value, Tensor):
-            value = value.item()
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
             raise CalibrationError(f"evaluate(model) must return a finite number of points, it returned {value!r}.")
-        return float(value)
+        return number
 
     return measure
 
@@ -83,8 +86,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
+def _labels(given: Any, samples: int) -> Tensor:
+    labels = torch.as_tensor(given)
+    if labels.shape not in ((samples,), (samples, 1)) or labels.is_floating_point():
+        raise CalibrationError(
+            f"labels must be {samples} class numbers, one for each sample, got {tuple(labels.shape)} {labels.dtype}. "
+            "Turn one-hot or soft labels into numbers with argmax(1)."
+        )
+    return labels.view(samples)
 
 
 def _scores(outputs: Any, samples: int) -> Tensor:

@@ -25,12 +25,20 @@ class Recovery:
     """How well one layer was refitted.
 
     `residual`: expected squared error of its output relative to the output's variance; `ridge`: the absolute amount
-    added to the covariance; `condition`: a lower bound on the condition number of the system that was solved.
+    added to the covariance; `condition`: a lower bound on the condition number of the system that was solved;
+    `inputs`: how many inputs the output was regressed on, and `rows` from how many samples of them.
     """
 
     residual: float
     ridge: float
     condition: float
+    inputs: int
+    rows: int
+
+    @property
+    def is_underdetermined(self) -> bool:
+        """Whether the fit had fewer samples than unknowns: its residual then says nothing about new images."""
+        return self.rows < self.inputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,9 +111,21 @@ def prune(
     with clock("measure"):
         score = _score(model, smaller, goal, found)
     before, after = _costs(model, smaller, seen, keep)
-    rows = group_rows(seen.structure, keep)
-    details = (plan.recovery, proof, seen.samples, score, clock.seconds, _described(settings))
-    return Result(smaller, plan, Report(type(model).__name__, before, after, rows, *details))
+    report = Report(
+        network=type(model).__name__,
+        before=before,
+        after=after,
+        groups=group_rows(seen.structure, keep),
+        recovery=plan.recovery,
+        proof=proof,
+        samples=seen.samples,
+        score=score,
+        seconds=clock.seconds,
+        settings=_described(settings),
+    )
+    for warning in report.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return Result(smaller, plan, report)
 
 
 def trace(model: nn.Module, example: Any) -> Traced:

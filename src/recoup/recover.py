@@ -10,7 +10,7 @@ from torch import Tensor
 from recoup.algebra.compensation import Compensated, rescale_variance
 from recoup.algebra.compensation import compensate as refit
 from recoup.algebra.selection import Layer, Problem, Ranking, Selector, rank
-from recoup.calibrate import Calibration
+from recoup.calibrate import Calibration, Statistics
 from recoup.errors import UsageError
 from recoup.plan import Plan, Recovery, Slice
 from recoup.progress import Progress, silent
@@ -60,9 +60,10 @@ class Compensator:
     def _slices_of_new_biases(self, weights: Mapping[str, Tensor], keep: Tensor) -> list[Slice]:
         """A bias that its layer did not have before loses the same outputs as the weight."""
         structure = self._calibration.structure
-        new = [c for c in structure.consumers if c.bias in weights and c.bias not in structure.shapes]
-        masks = {consumer.bias: structure.keep_indices(consumer.outputs, keep) for consumer in new}
-        return [Slice(bias, 0, m.nonzero().squeeze(1)) for bias, m in masks.items() if not bool(m.all())]
+        pairs = [(bias, consumer.outputs) for consumer in structure.consumers for bias in consumer.biases]
+        new = {bias: outputs for bias, outputs in pairs if bias in weights and bias not in structure.shapes}
+        masks = {bias: structure.keep_indices(outputs, keep) for bias, outputs in new.items()}
+        return [Slice(bias, 0, mask.nonzero().squeeze(1)) for bias, mask in masks.items() if not bool(mask.all())]
 
     def _solve(self, consumer: Consumer, kept: Tensor, keep: Tensor) -> tuple[dict[str, Tensor], Recovery]:
         key = (consumer.name, kept.numpy().tobytes())
@@ -83,46 +84,50 @@ def keep_mask(calibration: Calibration, keep: Tensor | Mapping[str, Tensor]) -> 
     structure = calibration.structure
     mask = structure.keep_all()
     if isinstance(keep, Tensor):
-        mask = keep.cpu()
+        mask = _checked_part(keep, structure.width, "the mask over all channels")
     else:
+        known = {group.name: group for group in structure.groups}
         for name, part in keep.items():
-            known = {group.name: group for group in structure.groups}
             if name not in known:
                 raise UsageError(f"there is no group {name!r}; the groups are {', '.join(known)}.")
-            mask[known[name].channels] = part.cpu()
+            mask[known[name].channels] = _checked_part(part, known[name].width, name)
     _check_mask(mask, structure)
     return mask
 
 
 def problem_of(calibration: Calibration, group: Group) -> Problem:
     """The group's question as algebra sees it."""
-    layers = tuple(_layer(calibration, name, group) for name in group.consumers)
+    layers = tuple(_layer(calibration, consumer, group) for consumer in calibration.structure.consumers_of(group))
     device = layers[0].covariance.device
     free = (~group.locked).to(device)
     settings = calibration.settings
     return Problem(group.width, layers, free, _filters(calibration, group).to(device), settings.ridge, settings.seed)
 
 
-def _layer(calibration: Calibration, name: str, group: Group) -> Layer:
-    seen = calibration.statistics[name]
+def _layer(calibration: Calibration, consumer: Consumer, group: Group) -> Layer:
+    seen = calibration.statistics[consumer.name]
     local = seen.channel_of - group.start
     inside = (local >= 0) & (local < group.width)
-    weight = seen.as_features(calibration.parameters[f"{name}.weight"])
+    weight = seen.as_features(calibration.parameters[consumer.weight])
     return Layer(seen.moments.covariance, weight, torch.where(inside, local, -1))
 
 
 def _filters(calibration: Calibration, group: Group) -> Tensor:
     """The weights that produce each channel (width, f), all producers side by side."""
-    columns = []
-    for site in calibration.structure.sites:
-        if site.dim == 0 and site.tensor.removesuffix(".weight") in group.producers:
-            weight = calibration.parameters[site.tensor].flatten(1) if site.tensor.endswith("weight") else None
-            if weight is not None:
-                rows = weight.new_zeros(group.width, weight.shape[1])
-                inside = (site.channel_of >= group.start) & (site.channel_of < group.start + group.width)
-                rows[(site.channel_of[inside] - group.start).to(weight.device)] = weight[inside.to(weight.device)]
-                columns.append(rows)
-    return torch.cat(columns, dim=1)
+    sites = {site.tensor: site.channel_of for site in calibration.structure.sites if site.dim == 0}
+    made_by = dict.fromkeys(p.weight for p in calibration.structure.products if not p.depthwise)
+    columns = [_rows_of(group, calibration.parameters[weight], sites[weight]) for weight in made_by]
+    return torch.cat([column for column in columns if column is not None], dim=1)
+
+
+def _rows_of(group: Group, weight: Tensor, channel_of: Tensor) -> Tensor | None:
+    """What a weight holds for each channel of the group (width, f); None if it makes none of them."""
+    inside = (channel_of >= group.start) & (channel_of < group.start + group.width)
+    if not bool(inside.any()):
+        return None
+    rows = weight.new_zeros(group.width, weight[0].numel())
+    rows[(channel_of[inside] - group.start).to(weight.device)] = weight.flatten(1)[inside.to(weight.device)]
+    return rows
 
 
 def _refit(calibration: Calibration, consumer: Consumer, keep: Tensor) -> tuple[dict[str, Tensor], Recovery]:
@@ -135,19 +140,25 @@ def _refit(calibration: Calibration, consumer: Consumer, keep: Tensor) -> tuple[
     if settings.rescale:
         fitted = rescale_variance(covariance, fitted)
     weight = seen.as_weight(fitted.weight, original)
-    bias = _rebias(calibration, consumer, original.double() - weight, seen.mean)
-    return {consumer.weight: weight.to(original.dtype), consumer.bias: bias.to(original.dtype)}, _recovery(fitted)
+    shift = (original.double() - weight).flatten(1) @ seen.mean  # mean^T (W - Ŵ): every output keeps its mean
+    biases = {name: _shifted(calibration.parameters.get(name), shift) for name in consumer.biases}
+    written = {name: value.to(original.dtype) for name, value in {consumer.weight: weight, **biases}.items()}
+    return written, _recovery(fitted, kept, seen)
 
 
-def _rebias(calibration: Calibration, consumer: Consumer, change: Tensor, mean: Tensor) -> Tensor:
-    """b + mean^T (W - Ŵ): the output keeps its mean."""
-    bias = calibration.parameters.get(consumer.bias)
-    shift = change.flatten(1) @ mean
+def _shifted(bias: Tensor | None, shift: Tensor) -> Tensor:
     return shift if bias is None else bias.double() + shift
 
 
-def _recovery(fitted: Compensated) -> Recovery:
-    return Recovery(fitted.relative_residual, fitted.ridge, fitted.condition)
+def _recovery(fitted: Compensated, kept: Tensor, seen: Statistics) -> Recovery:
+    return Recovery(fitted.relative_residual, fitted.ridge, fitted.condition, int(kept.sum()), seen.moments.rows)
+
+
+def _checked_part(mask: Tensor, width: int, name: str) -> Tensor:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (width,):
+        found = f"{tuple(mask.shape)} {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise UsageError(f"{name}: what to keep must be a bool tensor of {width} channels, got {found}.")
+    return mask.cpu()
 
 
 def _check_mask(mask: Tensor, structure: Structure) -> None:

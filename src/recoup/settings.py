@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
 from recoup.algebra.selection import Selector, find_selector
-from recoup.errors import UsageError
+from recoup.errors import UsageError, unknown_name
 
 Weighting = Literal["slope", "none"]
 Constraint = Literal["step", "global"]
@@ -54,8 +54,8 @@ class Settings:
         _one_of("order", self.order, get_args(Order))
         _one_of("unit", self.unit, get_args(Unit))
         _at_least("ridge", self.ridge, 0)
-        _at_least("steps", self.steps, 1)
-        _at_least("positions", 1 if self.positions is None else self.positions, 1)
+        _whole("steps", self.steps)
+        _whole("positions", 1 if self.positions is None else self.positions)
 
 
 def find_preset(name: str) -> Settings:
@@ -99,16 +99,18 @@ class Budget:
 
 
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value in allowed:
-        return
-    close = difflib.get_close_matches(str(value), allowed, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise UsageError(f"unknown {what} {value!r}; there are {', '.join(allowed)}.{hint}")
+    if value not in allowed:
+        raise unknown_name(what, value, allowed)
 
 
 def _at_least(what: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise UsageError(f"{what} must be at least {least}, got {value}.")
+    if not least <= value < math.inf:
+        raise UsageError(f"{what} must be a number of at least {least}, got {value}.")
+
+
+def _whole(what: str, value: int) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise UsageError(f"{what} must be a whole number of at least 1, got {value}.")
 
 
 PRESETS: Mapping[str, Settings] = MappingProxyType(

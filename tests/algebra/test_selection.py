@@ -78,7 +78,6 @@ def test_channels_that_must_stay_come_first(name):
     free = torch.tensor([True, False, True, False, True])
     ranking = rank(problem(layer(5, 2, 4, seed=1), width=5, free=free), name, "group")
     assert set(ranking.order[:2].tolist()) == {1, 3}
-    assert ranking.keep(3).sum() == 3
 
 
 def test_forward_takes_staying_channels_into_account():

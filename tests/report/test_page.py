@@ -61,7 +61,7 @@ def report(**changes: object) -> Report:
         before=Cost(3_034_368, 308_074),
         after=Cost(642_048, 51_326),
         groups=(group(), group("head", 10, 10, 10, "the model returns it")),
-        recovery={"conv2": Recovery(0.0171, 3.1e-7, 270.0)},
+        recovery={"conv2": Recovery(0.0171, 3.1e-7, 270.0, 288, 5000)},
         proof=Proof(4.4e-16, 1e-10),
         samples=1078,
         score=Score(98.89, 98.33, 1.0, (trial(0.56), trial(1.4))),
@@ -140,7 +140,7 @@ def test_names_are_escaped_everywhere():
     hostile = report(
         network=evil,
         groups=(dataclasses.replace(group(evil, 4, 2, 1, evil), consumers=(evil,)),),
-        recovery={evil: Recovery(0.1, 0.1, 1.0)},
+        recovery={evil: Recovery(0.1, 0.1, 1.0, 9, 99)},
         score=Score(9.0, 8.0, 1.0, (Trial((evil,), 0.5, 0.5, 1.0),)),
         seconds={evil: 1.0},
         settings={evil: evil},

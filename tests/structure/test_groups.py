@@ -200,7 +200,7 @@ def test_a_functional_layer_without_a_place_for_a_bias_locks_its_inputs():
             return F.conv2d(self.a(x), self.kernel)
 
     structure = trace(Model().eval(), torch.randn(1, 3, 6, 6)).structure
-    assert structure.group("a").reasons[0] == "kernel in forward has no place for a bias"
+    assert structure.group("a").reasons[0] == "kernel is used in forward, which has no place for a bias"
 
 
 def test_tied_weights_stay_tied():

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Values gathered at once: 64 Mi float32 are 256 MiB, small beside the covariance of a wide layer.
-CHUNK_VALUES = 1 << 26
+# Values gathered at once: 16 Mi of them, with the float64 copies that summing makes, take about 0.5 GiB.
+CHUNK_VALUES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)

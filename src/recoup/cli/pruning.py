@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,8 +141,11 @@ def prune_command(as_json: bool, **given: Any) -> None:
     Give exactly one goal: --tolerance, --macs, --parameters or --width.
     """
     request = Request(**given)
-    with shown_progress() as progress:
+    with shown_progress() as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # they are in the report, and noted below
         report = _prune(request, progress)
+    for warning in report.warnings:
+        note(f"warning: {warning}")
     if as_json:
         print_json({"folder": str(request.output), "model": request.model, "report": report.to_json()})
     else:

@@ -69,10 +69,24 @@ class Report:
         """Share of the parameters that is gone."""
         return 1 - self.after.parameters / self.before.parameters
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know before trusting the figures."""
+        poor = {name: recovery for name, recovery in self.recovery.items() if recovery.is_underdetermined}
+        if not poor:
+            return ()
+        name, worst = max(poor.items(), key=lambda item: item[1].inputs - item[1].rows)
+        return (
+            f"{len(poor)} of {len(self.recovery)} refitted layers saw fewer samples than they have inputs ({name}: "
+            f"{worst.rows} for {worst.inputs}), so they fit the calibration images better than new ones and their "
+            "residuals say little. Calibrate on more images.",
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
         data: dict[str, Any] = dataclasses.asdict(self)
         data["macs_removed"], data["parameters_removed"] = self.macs_removed, self.parameters_removed
+        data["warnings"] = list(self.warnings)
         if self.score is not None:
             data["score"]["drop"] = self.score.drop
         return data
@@ -85,6 +99,7 @@ class Report:
         if self.score is not None:
             lines.append(f"score {self.score.before:.2f} -> {self.score.after:.2f} ({-self.score.drop:+.2f} points)")
         lines.append(f"proof: smaller = masked original to {self.proof.difference:.1e}")
+        lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
 
 

@@ -38,9 +38,10 @@ def _header(report: Report) -> str:
         f"{report.macs_removed:.1%} of the multiply-accumulates and {report.parameters_removed:.1%} of the parameters "
         f"are gone{loss}. Calibrated on {report.samples:,} samples, not retrained."
     )
+    warnings = "".join(f"<p><strong>Note:</strong> {escape(text)}</p>" for text in report.warnings)
     return (
         f'<header><p class="eyebrow">Recoup {escape(__version__)} &middot; pruning report</p>'
-        f"<h1>{escape(report.network)}</h1><p>{escape(summary)}</p></header>\n"
+        f"<h1>{escape(report.network)}</h1><p>{escape(summary)}</p>{warnings}</header>\n"
     )
 
 
@@ -148,15 +149,17 @@ def _recovery(report: Report) -> str:
             _meter(layer.residual),
             f"{layer.ridge:.1e}",
             f"{layer.condition:.1e}",
+            f"{layer.rows:,} / {layer.inputs:,}",
         )
         for name, layer in report.recovery.items()
     )
     note = (
         "Every layer that lost inputs was refitted in closed form. The residual is the expected squared error of its "
         "output relative to the output's variance; the ridge is what was added to the covariance; the condition is a "
-        "lower bound for the system that was solved."
+        "lower bound for the system that was solved; the last column says from how many samples it was fitted on how "
+        "many inputs."
     )
-    return _section("Recovery", note, _table(("Layer", "Residual", "", "Ridge", "Condition"), rows))
+    return _section("Recovery", note, _table(("Layer", "Residual", "", "Ridge", "Condition", "Samples / inputs"), rows))
 
 
 def _locked(groups: Iterable[GroupRow]) -> str:

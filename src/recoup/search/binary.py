@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recoup.algebra.selection import Ranking
 from recoup.calibrate import Calibration, dead_channels
-from recoup.errors import UsageError
+from recoup.errors import LockedError, UsageError, VerificationError
 from recoup.evaluate import Evaluate, checked
 from recoup.progress import Progress, silent
 from recoup.recover import Compensator
@@ -63,6 +63,11 @@ def search(
         raise UsageError(f"tolerance must be above 0 points, got {tolerance}. For a fixed size ask for a budget.")
     walk = _Walk(model, calibration, rankings, checked(evaluate))
     units = visiting_order(calibration)
+    if not units:
+        raise LockedError(
+            "the search has nothing to visit: all that can be pruned is read by the last layer, which the paper "
+            "spares. Use Settings(classifier=True), or ask for a budget."
+        )
     steps = calibration.settings.steps
     keep, drop = walk.start(tolerance / max(1, len(units)))
     for i, unit in enumerate(units, start=1):
@@ -120,7 +125,14 @@ class _Walk:
         return (best if low > 0 else keep), drop
 
     def _drop(self, keep: Tensor) -> float:
-        return self.base - self._evaluate(apply(self._model, self._compensator.plan(keep)))
+        candidate = apply(self._model, self._compensator.plan(keep))
+        try:
+            return self.base - self._evaluate(candidate)
+        except RuntimeError as error:  # raised by torch inside the candidate, or by the caller's measure
+            raise VerificationError(
+                f"a candidate could not be measured ({str(error)[:200]}). If your measure runs on the original model, "
+                "please report the model: its code depends on sizes in a way that was not seen."
+            ) from error
 
 
 def _ordered(units: list[tuple[str, ...]], settings: Settings) -> list[tuple[str, ...]]:
@@ -133,10 +145,6 @@ def _ordered(units: list[tuple[str, ...]], settings: Settings) -> list[tuple[str
 
 
 def _read_by_last_layer(structure: Structure) -> set[str]:
-    """Groups that a layer reads whose own outputs are returned by the model."""
-    fixed = {group.name: group for group in structure.groups if not group.free}
-    last = {name for group in fixed.values() for name in group.producers if RETURNED in group.reasons}
+    """Groups read by a layer whose outputs the model returns as they are, not joined with anything else."""
+    last = {group.producers[0] for group in structure.groups if group.returned and len(group.producers) == 1}
     return {group.name for group in structure.groups if any(reader in last for reader in group.consumers)}
-
-
-RETURNED = "the model returns it"

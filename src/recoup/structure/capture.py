@@ -42,7 +42,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Captured:
             "forward pass likely branches on tensor values or leaves torch; move that part out of the model, or prune "
             "the sub-module that does the heavy work."
         ) from error
-    kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER)
     tensors = {
         spec.arg.name: spec.target
         for spec in program.graph_signature.input_specs

@@ -13,6 +13,7 @@ from recoup.structure.capture import Captured
 from recoup.structure.walk import operation_name
 
 _NORMS = ("batch_norm",)
+_LAYERS = ("conv1d", "conv2d", "conv3d", "convolution")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,16 @@ def _next_step(node: fx.Node, captured: Captured) -> tuple[fx.Node, tuple[Any, t
 
 def _acts_alone(user: fx.Node, node: fx.Node) -> bool:
     if operation_name(user.target) in _NORMS:
-        return user.args[0] is node
+        return user.args[0] is node and _outputs_along_dim_1(node)
     is_pointwise = torch.Tag.pointwise in getattr(user.target, "tags", ())
     return (is_pointwise or operation_name(user.target) in ("hardswish", "dropout")) and len(user.all_input_nodes) == 1
+
+
+def _outputs_along_dim_1(node: fx.Node) -> bool:
+    """A batch norm acts on dim 1; behind a linear layer on more than two dims that is a position, not an output."""
+    while operation_name(node.target) not in (*_LAYERS, "linear"):
+        node = node.all_input_nodes[0]
+    return operation_name(node.target) in _LAYERS or node.meta["val"].dim() == 2
 
 
 def _fill(argument: Any, value: Tensor, tensors: Mapping[str, Tensor]) -> Any:

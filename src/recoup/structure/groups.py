@@ -7,20 +7,23 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from recoup.plan import Slice
 from recoup.structure.labels import components
-from recoup.structure.ledger import Ledger, Product
+from recoup.structure.ledger import RETURNED, Ledger, Product
 
 # Reasons listed per group: enough to act on, short enough to read.
 REASONS_SHOWN = 3
+SINGLE = "all of it is one channel: its layers make a single one, or an operation ties them together"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """Channels start..start+width-1: made by `producers`, read by `consumers` (layer names).
 
-    `locked` (width,) marks channels that have to stay; `reasons` says why, by operation and module.
+    `locked` (width,) marks channels that have to stay; `reasons` says why, by operation and module. `returned` is true
+    when the model returns some of them.
     """
 
     name: str
@@ -30,6 +33,7 @@ class Group:
     consumers: tuple[str, ...]
     locked: Tensor
     reasons: tuple[str, ...]
+    returned: bool
 
     @property
     def channels(self) -> slice:
@@ -53,11 +57,14 @@ class Site:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Consumer:
-    """A layer that reads channels and can be refitted. `inputs` and `outputs` say which channel each index is."""
+    """A layer that reads channels and can be refitted. `inputs` and `outputs` say which channel each index is.
+
+    Layers that share a weight are one consumer with several `biases`.
+    """
 
     name: str
     weight: str
-    bias: str
+    biases: tuple[str, ...]
     kernel: int
     inputs: Tensor
     outputs: Tensor
@@ -138,22 +145,30 @@ def resolve(ledger: Ledger, model: nn.Module) -> Structure:
     numbering, groups = _number_channels(ledger, channel_of_label, group_of_label)
     sites = tuple(Site(name, dim, _numbers(labels, numbering)) for (name, dim), labels in ledger.sites.items())
     consumers = _consumers(ledger, numbering)
-    shapes = {name: tuple(tensor.shape) for name, tensor in _named_tensors(model).items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
     groups = tuple(_with_consumers(group, consumers) for group in groups)
     return Structure(groups, sites, consumers, tuple(ledger.products), shapes)
 
 
-def has_place_for_bias(model: nn.Module, weight: str) -> bool:
-    """Whether the layer that owns `weight` takes a bias, now or later."""
-    owner, _, attribute = weight.rpartition(".")
-    module = model.get_submodule(owner)
-    return attribute == "weight" and "bias" in module._parameters
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer by every name it goes by."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def reads_its_bias(model: nn.Module, product: Product) -> bool:
+    """Whether the call happens in a layer that owns the weight and adds its own bias, now or once it has one."""
+    module = model.get_submodule(product.where)
+    if module._parameters.get("weight") is not model.get_parameter(product.weight):
+        return False
+    if product.bias is not None:
+        return module._parameters.get("bias") is model.get_parameter(product.bias)
+    return isinstance(module, (_ConvNd, nn.Linear)) and module.bias is None
 
 
 def _lock_unfit_layers(ledger: Ledger, model: nn.Module) -> None:
     for product in ledger.products:
-        if not product.depthwise and not has_place_for_bias(model, product.weight):
-            reason = f"{product.weight} in {product.where or 'forward'} has no place for a bias"
+        if not product.depthwise and not reads_its_bias(model, product):
+            reason = f"{product.weight} is used in {product.where or 'forward'}, which has no place for a bias"
             ledger.lock(ledger.sites[product.weight, 1], reason)
 
 
@@ -177,8 +192,11 @@ def _number_channels(ledger: Ledger, channel_of: Tensor, group_of: Tensor) -> tu
         channels, position = channel_of[members].unique(return_inverse=True)
         numbering[members] = start + position
         locked, reasons = _locks(ledger, channel_of, channels)
+        if len(channels) == 1 and not reasons:
+            locked, reasons = torch.ones_like(locked), (SINGLE,)
         producers = tuple(_layer(block.source) for block in ledger.blocks if int(group_of[block.start]) == root)
-        groups.append(Group(producers[0], start, len(channels), producers, (), locked, reasons))
+        shown, returned = reasons[:REASONS_SHOWN], RETURNED in reasons
+        groups.append(Group(producers[0], start, len(channels), producers, (), locked, shown, returned))
         start += len(channels)
     return numbering, tuple(groups)
 
@@ -191,21 +209,24 @@ def _locks(ledger: Ledger, channel_of: Tensor, channels: Tensor) -> tuple[Tensor
         if bool(hit.any()):
             locked |= hit
             reasons[lock.reason] = None
-    return locked, tuple(reasons)[:REASONS_SHOWN]
+    return locked, tuple(reasons)
 
 
 def _consumers(ledger: Ledger, numbering: Tensor) -> tuple[Consumer, ...]:
-    """One consumer per weight: a layer that is called twice is refitted once."""
-    found: dict[str, Consumer] = {}
+    """One consumer per weight: a layer that is called twice, or shares its weight, is refitted once."""
+    calls: dict[str, list[Product]] = {}
     for product in ledger.products:
-        inputs = _numbers(ledger.sites[product.weight, 1], numbering) if not product.depthwise else None
-        if inputs is None or product.weight in found or not bool((inputs >= 0).any()):
-            continue
-        outputs = _numbers(ledger.sites[product.weight, 0], numbering)
-        name = _layer(product.weight)
-        bias = product.bias or f"{name}.bias"
-        found[product.weight] = Consumer(name, product.weight, bias, product.kernel, inputs, outputs, product.node)
-    return tuple(found.values())
+        if not product.depthwise:
+            calls.setdefault(product.weight, []).append(product)
+    found = (_consumer(weight, products, ledger, numbering) for weight, products in calls.items())
+    return tuple(consumer for consumer in found if bool((consumer.inputs >= 0).any()))
+
+
+def _consumer(weight: str, products: list[Product], ledger: Ledger, numbering: Tensor) -> Consumer:
+    inputs, outputs = (_numbers(ledger.sites[weight, dim], numbering) for dim in (1, 0))
+    biases = dict.fromkeys(product.bias or f"{product.where}.bias" for product in products)
+    first = products[0]
+    return Consumer(_layer(weight), weight, tuple(biases), first.kernel, inputs, outputs, first.node)
 
 
 def _with_consumers(group: Group, consumers: tuple[Consumer, ...]) -> Group:
@@ -225,7 +246,3 @@ def _numbers(labels: Tensor, numbering: Tensor) -> Tensor:
 
 def _layer(parameter: str) -> str:
     return parameter.removesuffix(".weight")
-
-
-def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from recoup.structure.labels import FIXED, NONE, along, constant, core
 
+RETURNED = "the model returns it"
+
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:

@@ -51,27 +51,40 @@ def bare_plan(model: nn.Module, structure: Structure, keep: Tensor) -> Plan:
 
 
 def _probe(model: nn.Module, structure: Structure, inputs: Inputs) -> Structure:
-    """Cut random halves and compare: groups that the model's own code cannot hold at another size are locked."""
-    failure = _try(model, structure, structure.prunable, inputs)
-    if failure is None:
-        return structure
-    culprits = {g.name: f for g in structure.prunable if (f := _try(model, structure, (g,), inputs)) is not None}
-    return structure.lock({name: f"cutting it breaks the model's own code: {why}" for name, why in culprits.items()})
+    """Cut and compare: groups that the model's own code cannot hold at another size are locked."""
+    while structure.prunable and (failure := _failure(model, structure, structure.prunable, inputs)) is not None:
+        alone = {g.name: f for g in structure.prunable if (f := _failure(model, structure, (g,), inputs)) is not None}
+        culprits = alone or dict.fromkeys((group.name for group in structure.prunable), failure)
+        reasons = {name: f"cutting it breaks the model's own code: {why}" for name, why in culprits.items()}
+        structure = structure.lock(reasons)
+    return structure
 
 
-def _try(model: nn.Module, structure: Structure, groups: tuple[Group, ...], inputs: Inputs) -> str | None:
-    keep = structure.keep_all()
-    generator = torch.Generator().manual_seed(0)
-    for group in groups:
-        free = (~group.locked).nonzero().squeeze(1)
-        gone = free[torch.randperm(len(free), generator=generator)[: max(1, len(free) // 2)]]
-        keep[group.start + gone] = False
-        keep = structure.refill(keep, torch.arange(group.start, group.start + group.width))
-    try:
-        prove(model, bare_plan(model, structure, keep), inputs)
-    except VerificationError as error:
-        return str(error).split("; it is not")[0]
+def _failure(model: nn.Module, structure: Structure, groups: tuple[Group, ...], inputs: Inputs) -> str | None:
+    """Why these groups cannot be cut, or None; tried with several cuts, as one may fit the code by chance."""
+    for cut in (_random_half, _first, _last):
+        keep = structure.keep_all()
+        for group in groups:
+            keep[group.start + cut((~group.locked).nonzero().squeeze(1))] = False
+            keep = structure.refill(keep, torch.arange(group.start, group.start + group.width))
+        try:
+            prove(model, bare_plan(model, structure, keep), inputs)
+        except VerificationError as error:
+            return str(error).split("; it is not")[0]
     return None
+
+
+def _random_half(free: Tensor) -> Tensor:
+    return free[torch.randperm(len(free), generator=torch.Generator().manual_seed(0))[: max(1, len(free) // 2)]]
+
+
+def _first(free: Tensor) -> Tensor:
+    """An odd count, and every index behind it moves: what a slice or a chunk in the code does not follow."""
+    return free[:1]
+
+
+def _last(free: Tensor) -> Tensor:
+    return free[-1:]
 
 
 def _all_following(structure: Structure, captured: Captured) -> dict[str, Following]:

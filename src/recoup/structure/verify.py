@@ -38,27 +38,31 @@ def prove(model: nn.Module, plan: Plan, inputs: Inputs) -> tuple[nn.Module, Proo
     Raises:
         VerificationError: it crashes, changes the form of the outputs, or computes something else.
     """
-    smaller, whole = apply(model, plan), masked(model, plan).eval()
-    batch = random_like(inputs)
+    smaller = apply(model, plan)
+    whole, cut, batch = _in_float64(masked(model, plan).eval(), duplicate(smaller).eval(), random_like(inputs))
     with torch.no_grad(), exact_float32():
+        expected, actual = outputs(whole, batch), _run(cut, batch)
         try:
-            precise = batch.map(_double)
-            expected, cut = outputs(duplicate(whole).double(), precise), duplicate(smaller).eval().double()
-        except Exception:  # the masked original fails too: user code that fixes a dtype
-            precise, expected, cut = batch, outputs(whole, batch), duplicate(smaller).eval()
-        actual = _run(cut, precise)
-    return smaller, compare(expected, actual)
+            return smaller, compare(expected, actual)
+        except VerificationError:
+            compare_with_itself(expected, outputs(whole, batch), type(model).__name__)
+            raise
 
 
 def random_like(inputs: Inputs) -> Inputs:
-    """A batch of the same form: noise for real numbers, the given values for everything else."""
+    """A batch of the same form: the first sample times random factors, so that what is positive stays positive.
+
+    Noise where that sample is all zeros; the given values for everything that is not a real number.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def noise(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return torch.cat([tensor] * SAMPLES)[:SAMPLES] if tensor.dim() else tensor
         shape = (SAMPLES, *tensor.shape[1:]) if tensor.dim() else ()
-        return torch.randn(shape, generator=generator).to(tensor)
+        if not bool(tensor.any()):
+            return torch.randn(shape, generator=generator).to(tensor)
+        return tensor * (0.5 + torch.rand(shape, generator=generator)).to(tensor)
 
     return inputs.first(1).map(noise)
 
@@ -90,6 +94,26 @@ def compare(expected: list[Tensor], actual: list[Tensor]) -> Proof:
             )
         worst = max(worst, Proof(difference, allowed), key=lambda proof: (proof.difference, proof.allowed))
     return worst
+
+
+def compare_with_itself(first: list[Tensor], second: list[Tensor], name: str) -> None:
+    """Refuse a model that gives other outputs the second time."""
+    if not all(torch.allclose(a, b, equal_nan=True) for a, b in zip(first, second, strict=True)):
+        raise VerificationError(
+            f"{name} gives other outputs for the same inputs even in eval mode; it is not returned. Switch off what is "
+            "random in its forward pass, such as dropout that is always on."
+        )
+
+
+def _in_float64(whole: nn.Module, cut: nn.Module, batch: Inputs) -> tuple[nn.Module, nn.Module, Inputs]:
+    """All three in float64 if the model's code allows it, otherwise as they are."""
+    precise = batch.map(_double)
+    try:
+        with torch.no_grad():
+            precise.call(duplicate(whole).double())
+    except Exception:  # user code that fixes a dtype
+        return whole, cut, batch
+    return whole.double(), cut.double(), precise
 
 
 def _double(tensor: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor, fx
 
 from recoup.structure.capture import Captured, module_path
 from recoup.structure.labels import FIXED, NONE, compress, constant
-from recoup.structure.ledger import Ledger, TensorRef
-from recoup.structure.rules import Call, find_rule
+from recoup.structure.ledger import RETURNED, Ledger, TensorRef
+from recoup.structure.rules import Call, find_rule, unknown
 
 
 def walk(captured: Captured) -> Ledger:
@@ -57,9 +57,11 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], ledger: Ledger) -> Any:
     kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
     name, shape = operation_name(node.target), shape_of(node.meta.get("val"))
     call = Call(node.target, name, module_path(node), node.name, tuple(args), dict(kwargs), shape)
-    result = find_rule(node.target, name)(call, ledger)
-    assert _shapes_agree(result, shape), f"{call.site}: labels do not have the shape of the result"
-    return result
+    try:
+        result = find_rule(node.target, name)(call, ledger)
+    except (TypeError, ValueError, IndexError, RuntimeError, AttributeError):  # a form of the call no rule expects
+        return unknown(call, ledger)
+    return result if _shapes_agree(result, shape) else unknown(call, ledger)
 
 
 def _shapes_agree(result: Any, shape: Any) -> bool:
@@ -79,4 +81,4 @@ def _compressed(value: Any) -> Any:
 def _lock_output(value: Any, ledger: Ledger) -> None:
     for part in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(part, (Tensor, TensorRef)):
-            ledger.lock(ledger.labels_of(part), "the model returns it")
+            ledger.lock(ledger.labels_of(part), RETURNED)

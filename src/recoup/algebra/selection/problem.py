@@ -54,12 +54,6 @@ class Ranking:
     order: Tensor
     loss: Tensor | None = None
 
-    def keep(self, count: int) -> Tensor:
-        """Bool mask (width,) of the first `count` channels."""
-        mask = torch.zeros(len(self.order), dtype=torch.bool, device=self.order.device)
-        mask[self.order[:count]] = True
-        return mask
-
 
 class Selector(Protocol):
     """A function from a problem to a ranking; a plain tensor of channel numbers, best first, will do too."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from recoup.algebra.selection.greedy import backward, forward
 from recoup.algebra.selection.magnitude import l2, random
 from recoup.algebra.selection.problem import Problem, Ranking, Selector
-from recoup.errors import IllConditionedError, UsageError
+from recoup.errors import IllConditionedError, UsageError, unknown_name
 
 SELECTORS: Mapping[str, Selector] = MappingProxyType(
     {"forward": forward, "backward": backward, "l2": l2, "random": random}
@@ -21,14 +20,10 @@ SELECTORS: Mapping[str, Selector] = MappingProxyType(
 
 def find_selector(selector: str | Selector) -> Selector:
     """The selector of that name, or the function itself."""
-    if not isinstance(selector, str):
+    if not isinstance(selector, str) and callable(selector):
         return selector
     if selector not in SELECTORS:
-        close = difflib.get_close_matches(selector, SELECTORS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise UsageError(
-            f"unknown selector {selector!r}; there are {', '.join(SELECTORS)}, or pass a function of your own.{hint}"
-        )
+        raise unknown_name("selector", selector, SELECTORS, ", or a function of your own")
     return SELECTORS[selector]
 
 

@@ -22,17 +22,18 @@ def linear(call: Call, ledger: Ledger) -> Value:
 
 @rule("conv1d", "conv2d", "conv3d", "convolution")
 def convolution(call: Call, ledger: Ledger) -> Value:
-    """Reads dim 1; depthwise ones follow their channels, other grouped ones are not understood yet."""
+    """Reads the dim before the positions; depthwise ones follow their channels, other grouped ones are locked."""
     weight, bias = call.args[1], call.argument(2, "bias")
     groups = call.argument(8 if call.name == "convolution" else 6, "groups", 1)
     if call.name == "convolution" and call.argument(6, "transposed", False):
         return lock_operands(call, ledger, f"{call.site} is transposed")
     if not _is_own(weight, bias):
         return lock_operands(call, ledger, f"{call.site} has a weight that is computed, not stored")
+    dim = len(call.shape) - len(weight.shape[2:]) - 1  # 1, or 0 for a single sample without a batch
     if groups == 1:
-        return _dense(call, ledger, weight, bias, dim=1)
+        return _dense(call, ledger, weight, bias, dim)
     if groups == weight.shape[0] and weight.shape[1] == 1:
-        return _depthwise(call, ledger, weight, bias)
+        return _depthwise(call, ledger, weight, bias, dim)
     return lock_operands(call, ledger, f"{call.site} is grouped ({groups} groups)")
 
 
@@ -47,13 +48,13 @@ def _dense(call: Call, ledger: Ledger, weight: TensorRef, bias: TensorRef | None
     return along(outputs, dim, call.shape)
 
 
-def _depthwise(call: Call, ledger: Ledger, weight: TensorRef, bias: TensorRef | None) -> Tensor:
-    channels = ledger.channels_along(ledger.labels_of(call.args[0]), 1, call.site)
+def _depthwise(call: Call, ledger: Ledger, weight: TensorRef, bias: TensorRef | None, dim: int) -> Tensor:
+    channels = ledger.channels_along(ledger.labels_of(call.args[0]), dim, call.site)
     for tensor in (weight, bias):
         if tensor is not None:
             ledger.site(tensor, 0, channels)
-    ledger.products.append(_product(call, weight, bias, 1, depthwise=True))
-    return along(channels, 1, call.shape)
+    ledger.products.append(_product(call, weight, bias, dim, depthwise=True))
+    return along(channels, dim, call.shape)
 
 
 def _product(call: Call, weight: TensorRef, bias: TensorRef | None, dim: int, *, depthwise: bool) -> Product:

@@ -12,6 +12,7 @@ def reduce(call: Call, ledger: Ledger) -> Value:
     """Labels collapse along the reduced dims if they do not change along them."""
     labels = ledger.labels_of(call.args[0])
     dims = call.argument(1, "dim")
+    dims = None if isinstance(dims, bool) else dims  # var(unbiased=...) has a flag in that place
     dims = range(labels.dim()) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
     dims = [dim % labels.dim() for dim in dims]
     if any(varies(labels, dim) for dim in dims):

@@ -72,11 +72,6 @@ def find_rule(target: Any, name: str) -> Rule:
     return unknown
 
 
-def known_operations() -> list[str]:
-    """Names of the operations with a rule of their own; pointwise ones are known by their tag besides."""
-    return sorted(_RULES)
-
-
 def unknown(call: Call, ledger: Ledger) -> Value:
     """What enters stays, with the operation as the reason; what comes out is no channel of anybody's."""
     return lock_operands(call, ledger, f"{call.site} is not understood")
