@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,8 +55,8 @@ def capture(model: nn.Module, inputs: Inputs) -> Captured:
 def module_path(node: fx.Node) -> str:
     """Dotted name of the innermost module the node was recorded in; empty for the model's own forward."""
     stack = node.meta.get("nn_module_stack") or {}
-    paths = [path for path, _ in stack.values()]
-    return str(paths[-1]) if paths else ""
+    paths = [str(path) for path, _ in stack.values()]
+    return re.sub(r"@\d+", "", paths[-1]) if paths else ""  # a repeated call may carry its number
 
 
 def _check_runs(model: nn.Module, inputs: Inputs) -> None:

@@ -116,9 +116,8 @@ class Structure:
         """`keep` with the first channel in `order` put back wherever a layer would be left without any."""
         filled = keep.clone()
         for site in self.sites:
-            candidates = order[torch.isin(order, site.channel_of)]
-            if len(candidates) and not bool(self.keep_indices(site.channel_of, filled).any()):
-                filled[candidates[0]] = True
+            if not bool(self.keep_indices(site.channel_of, filled).any()):
+                filled[order[torch.isin(order, site.channel_of)][:1]] = True
         return filled
 
     def masks(self, keep: Tensor) -> dict[str, Tensor]:
@@ -157,11 +156,11 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def reads_its_bias(model: nn.Module, product: Product) -> bool:
     """Whether the call happens in a layer that owns the weight and adds its own bias, now or once it has one."""
-    module = model.get_submodule(product.where)
-    if module._parameters.get("weight") is not model.get_parameter(product.weight):
+    module, tensors = model.get_submodule(product.where), named_tensors(model)
+    if module._parameters.get("weight") is not tensors[product.weight]:
         return False
     if product.bias is not None:
-        return module._parameters.get("bias") is model.get_parameter(product.bias)
+        return module._parameters.get("bias") is tensors[product.bias]
     return isinstance(module, (_ConvNd, nn.Linear)) and module.bias is None
 
 

@@ -35,33 +35,37 @@ class Elimination:
         self._rows, self._present = rows, present.to(A.dtype)
         self._pairs = self._present[:, :, None] * self._present[:, None, :]
         self._missing = torch.diag_embed(1 - self._present)
-        self._U = A.new_zeros(A.shape[0], 0)
-        self._T = B.new_zeros(0, B.shape[1])
+        r = rows.shape[1]
+        self._identity = torch.eye(r, dtype=A.dtype, device=A.device).expand(len(rows), r, r)
+        self._inverse_lower = self._identity
+        self._U = A.new_zeros(A.shape[0], max(PANEL, r))
+        self._T = B.new_zeros(max(PANEL, r), B.shape[1])
+        self._filled = 0
         self._blocks, self._energies = self._fresh_blocks()
         self._scale = self._blocks.diagonal(dim1=1, dim2=2).clone()
 
     def scores(self) -> Tensor:
         """tr(B_J^T A_JJ^-1 B_J) of every channel (width,); nan where A_JJ is singular."""
         lower, definite = block_factors(self._blocks)
-        half = torch.linalg.solve_triangular(lower, self._energies, upper=False)
-        scores = torch.linalg.solve_triangular(lower, half.mT, upper=False).diagonal(dim1=1, dim2=2).sum(dim=1)
         left = (lower.diagonal(dim1=1, dim2=2).square() / self._scale).amin(dim=1)
-        return torch.where(definite & (left > self._singular), scores.clamp(min=0), torch.nan)
+        usable = definite & (left > self._singular)
+        # r is small: one inverse of the factors serves the scores now and the update of the channel that is taken.
+        self._inverse_lower = torch.linalg.solve_triangular(lower, self._identity, upper=False)
+        inverse = self._inverse_lower.mT @ self._inverse_lower
+        return torch.where(usable, (inverse * self._energies).sum(dim=(1, 2)).clamp(min=0), torch.nan)
 
-    def take(self, channel: Tensor) -> None:
-        """Eliminate `channel` (a 0-dim index); nothing happens where its block is singular."""
+    def take(self, channel: int) -> None:
+        """Eliminate a channel that `scores` has just found usable."""
         rows, present = self._rows[channel], self._present[channel]
-        lower, definite = block_factors(self._blocks[channel][None])
-        left = (lower[0].diagonal().square() / self._scale[channel]).amin()
-        usable = (definite[0] & (left > self._singular)).to(self._A.dtype)
-        lower = torch.where(usable.bool(), lower[0], torch.eye(len(rows), dtype=lower.dtype, device=lower.device))
-        column = (self._A[:, rows] - self._U @ self._U[rows].T) * (present * usable)
-        row = (self._B[rows] - self._U[rows] @ self._T) * (present * usable)[:, None]
-        u = torch.linalg.solve_triangular(lower, column.T, upper=False).T
-        t = torch.linalg.solve_triangular(lower, row, upper=False)
+        inverse_lower = self._inverse_lower[channel] * present
+        U, T = self._U[:, : self._filled], self._T[: self._filled]
+        u = (self._A[:, rows] - U @ U[rows].T) @ inverse_lower.T
+        t = inverse_lower @ (self._B[rows] - U[rows] @ T)
         self._update_blocks(u, t)
-        self._U, self._T = torch.cat([self._U, u], dim=1), torch.cat([self._T, t])
-        if self._U.shape[1] >= PANEL:
+        end = self._filled + len(rows)
+        self._U[:, self._filled : end], self._T[self._filled : end] = u, t
+        self._filled = end
+        if end + len(rows) > self._U.shape[1]:
             self._apply_panel()
 
     def take_rows(self, rows: Tensor, name: str) -> None:
@@ -76,16 +80,18 @@ class Elimination:
         self._blocks, self._energies = self._fresh_blocks()
 
     def _update_blocks(self, u: Tensor, t: Tensor) -> None:
-        cross = self._B @ t.T - self._U @ (self._T @ t.T)  # B t^T before the update (d, r)
+        U, T = self._U[:, : self._filled], self._T[: self._filled]
+        cross = self._B @ t.T - U @ (T @ t.T)  # B t^T before the update (d, r)
         u_of, cross_of = u[self._rows] * self._present[:, :, None], cross[self._rows] * self._present[:, :, None]
         mixed = cross_of @ u_of.mT
         self._blocks = self._blocks - u_of @ u_of.mT
         self._energies = self._energies - mixed - mixed.mT + u_of @ (t @ t.T) @ u_of.mT
 
     def _apply_panel(self) -> None:
-        self._A.addmm_(self._U, self._U.T, alpha=-1)
-        self._B.addmm_(self._U, self._T, alpha=-1)
-        self._U, self._T = self._U[:, :0], self._T[:0]
+        U, T = self._U[:, : self._filled], self._T[: self._filled]
+        self._A.addmm_(U, U.T, alpha=-1)
+        self._B.addmm_(U, T, alpha=-1)
+        self._filled = 0
         self._blocks, self._energies = self._fresh_blocks()
 
     def _fresh_blocks(self) -> tuple[Tensor, Tensor]:

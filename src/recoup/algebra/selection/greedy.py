@@ -46,15 +46,16 @@ def _sweep(prepared: list[tuple[Elimination, float]], problem: Problem, *, sign:
         scores = torch.stack([elimination.scores() / scale for elimination, scale in prepared])
         total = scores.nan_to_num(0.0).sum(dim=0)
         value = torch.where(scores.isnan().all(dim=0), UNUSABLE, sign * total)
-        channel = torch.where(undecided, value, -torch.inf).argmax()
+        channel = int(torch.where(undecided, value, -torch.inf).argmax())
+        usable = scores[:, channel].isfinite().tolist()
         order.append(channel)
         taken.append(total[channel])
         undecided[channel] = False
-        for elimination, _ in prepared:
-            elimination.take(channel)
-    if not order:
-        return problem.free.nonzero().squeeze(1), torch.zeros(0, dtype=torch.float64, device=problem.device)
-    return torch.stack(order), torch.stack(taken)
+        for (elimination, _), can_take in zip(prepared, usable, strict=True):
+            if can_take:
+                elimination.take(channel)
+    scores_taken = torch.stack(taken) if taken else torch.zeros(0, dtype=torch.float64, device=problem.device)
+    return torch.tensor(order, dtype=torch.long, device=problem.device), scores_taken
 
 
 def _prepare_forward(layer: Layer, problem: Problem) -> tuple[Elimination, float]:

@@ -1,0 +1,22 @@
+"""The CIFAR networks the command line knows: inner channels and residual streams go, and sliced equals masked."""
+
+import pytest
+import torch
+
+import recoup
+from recoup.models import resnet20, resnet56
+
+
+@pytest.mark.filterwarnings("ignore:.*fewer samples")
+@pytest.mark.parametrize("build", [resnet20, resnet56])
+def test_inner_channels_and_the_stream_of_a_zero_pad_resnet_are_pruned(build):
+    torch.manual_seed(0)
+    model = build().eval()
+    result = recoup.prune(model, [torch.randn(16, 3, 32, 32)], budget=recoup.Budget(width=0.5))
+    assert result.report.proof.difference < 1e-10
+    stream, *inner = result.report.groups
+    assert (stream.before, stream.after, stream.locked) == (64, 56, 48)
+    assert all(row.after == row.before // 2 for row in inner if row.locked == 0)
+    smaller = result.model
+    assert [smaller.conv1.out_channels, smaller.layer2[0].conv2.out_channels, smaller.linear.in_features] == [8, 24, 56]
+    assert smaller(torch.randn(2, 3, 32, 32)).shape == (2, 10)
