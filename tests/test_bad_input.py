@@ -244,7 +244,7 @@ def test_missing_and_corrupt_files_are_named(saved, model, name):
         recoup.load(folder, model)
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"format": 1, "keep": 3}'])
+@pytest.mark.parametrize("content", ["[]", "{}", '{"format": 2, "keep": 3}'])
 def test_json_that_is_no_plan(saved, model, content):
     _, folder = saved
     (folder / "plan.json").write_text(content)
@@ -256,7 +256,7 @@ def test_a_plan_of_another_format(saved, model):
     _, folder = saved
     plan = json.loads((folder / "plan.json").read_text())
     (folder / "plan.json").write_text(json.dumps({**plan, "format": 99}))
-    with pytest.raises(errors.ArtefactError, match="has format 99, this version reads 1"):
+    with pytest.raises(errors.ArtefactError, match="has format 99, this version reads 2"):
         recoup.load(folder, model)
 
 

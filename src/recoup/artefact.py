@@ -1,6 +1,7 @@
 """Saving and loading a result: a JSON plan, safetensors weights, a report. No pickle, nothing half written.
 
 plan.json           what was kept of every parameter and buffer, and what the original looked like
+graph.json          what a standalone result runs; a result of the model's own class has none
 model.safetensors   the smaller model's parameters and buffers
 report.json, report.html
 """
@@ -25,11 +26,15 @@ from recoup.errors import ArtefactError
 from recoup.plan import Plan, Recovery, Slice
 from recoup.report.content import Report
 from recoup.report.page import render_page
+from recoup.structure.groups import named_tensors
+from recoup.structure.serial import graph_from_json, graph_to_json
+from recoup.structure.standalone import standalone
 from recoup.structure.surgery import apply
 from recoup.version import __version__
 
-FORMAT = 1
-PLAN, WEIGHTS, REPORT, PAGE = "plan.json", "model.safetensors", "report.json", "report.html"
+FORMAT = 2
+PLAN, GRAPH, WEIGHTS = "plan.json", "graph.json", "model.safetensors"
+REPORT, PAGE = "report.json", "report.html"
 
 
 def save(folder: str | Path, model: nn.Module, plan: Plan, report: Report, *, source: str | None = None) -> Path:
@@ -56,18 +61,29 @@ def save(folder: str | Path, model: nn.Module, plan: Plan, report: Report, *, so
     return folder
 
 
-def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
     """The smaller model, made from the original class: `model` is the original or a function that builds it.
+
+    A standalone result needs no model.
 
     Raises:
         ArtefactError: a file is missing or damaged, or the model is not the one that was pruned.
     """
     folder = Path(folder)
     plan, added = read_plan(folder)
+    if is_standalone(folder):
+        return _load_standalone(folder)
+    if model is None:
+        raise ArtefactError(f"{folder} holds a result of the model's own class. Pass the original model to `load`.")
     original = model if isinstance(model, nn.Module) else model()
     smaller = apply(original, _with_new_biases(original, plan, added))
     _load_tensors(smaller, _read_tensors(folder / WEIGHTS), folder)
     return smaller
+
+
+def is_standalone(folder: str | Path) -> bool:
+    """Whether a saved result is a graph of its own, which needs no model to be loaded."""
+    return (Path(folder) / GRAPH).exists()
 
 
 def require_new(folder: str | Path) -> None:
@@ -105,7 +121,9 @@ def read_plan(folder: Path) -> tuple[Plan, tuple[str, ...]]:
 
 
 def _write(draft: Path, model: nn.Module, plan: Plan, report: Report, source: str | None) -> None:
-    save_file(_unique_tensors(model), draft / WEIGHTS)
+    if plan.graph is not None:
+        (draft / GRAPH).write_text(json.dumps(graph_to_json(plan.graph)))
+    save_file(_all_tensors(model) if plan.graph is not None else _unique_tensors(model), draft / WEIGHTS)
     (draft / PLAN).write_text(json.dumps(_plan_to_json(model, plan, source)))
     (draft / REPORT).write_text(json.dumps(report.to_json(), indent=1))
     (draft / PAGE).write_text(render_page(report), encoding="utf-8")
@@ -127,6 +145,7 @@ def _plan_to_json(model: nn.Module, plan: Plan, source: str | None) -> dict[str,
         "model": type(model).__name__,
         "source": source,
         "keep": {n: {"width": len(m), "kept": m.nonzero().squeeze(1).tolist()} for n, m in plan.keep.items()},
+        "parameters": [name for name, _ in model.named_parameters(remove_duplicate=False)],
         "slices": [{"tensor": s.tensor, "dim": s.dim, "kept": s.kept.tolist()} for s in plan.slices],
         "added": [name for name in plan.weights if name not in plan.shapes],
         "shapes": {name: list(shape) for name, shape in plan.shapes.items()},
@@ -141,6 +160,23 @@ def _unique_tensors(model: nn.Module) -> dict[str, Tensor]:
         if isinstance(tensor, Tensor):  # a module may put other things of its own there
             unique.setdefault(id(tensor), (name, tensor))
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in unique.values()}
+
+
+def _all_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer under every name, as a graph refers to them."""
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named_tensors(model).items()}
+
+
+def _load_standalone(folder: Path) -> nn.Module:
+    """The graph with its tensors: what was a parameter is one again, the rest are buffers."""
+    data, tensors = _read_json(folder / GRAPH), _read_tensors(folder / WEIGHTS)
+    trained = set(_read_json(folder / PLAN)["parameters"])
+    try:
+        plan = graph_from_json(data)
+        held = {name: nn.Parameter(value) if name in trained else value for name, value in tensors.items()}
+        return standalone(plan, held)
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        raise ArtefactError(f"{folder / GRAPH} is damaged ({error!r}). Copy the folder again.") from error
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -31,22 +31,33 @@ class Statistics:
     """What was seen at the input of one consumer.
 
     `moments` are over m features: the d inputs of a patch, or, for a long flattened map, its channels, each standing
-    for `share` inputs (d = m · share). `mean` (d,) is that of every input.
+    for `share` inputs (d = m · share). `mean` (d,) is that of every input. `input_dim` is the dim of the weight that
+    the inputs lie along. A layer that is not `centred` has no bias that could make up for a mean.
     """
 
     moments: Moments
     mean: Tensor
     share: int
     channel_of: Tensor
+    input_dim: int = 1
+    centred: bool = True
+
+    @property
+    def covariance(self) -> Tensor:
+        """What the fit minimises over (m, m): the covariance, or without a bias the second moments."""
+        if self.centred:
+            return self.moments.covariance
+        return self.moments.covariance + torch.outer(self.moments.mean, self.moments.mean)
 
     def as_features(self, weight: Tensor) -> Tensor:
-        """A weight (N, C, ...) as float64 (m, share · N)."""
-        rows = weight.detach().double().flatten(1).T
+        """A weight (N, C, ...), or (C, N, ...), as float64 (m, share · N)."""
+        rows = weight.detach().double().movedim(self.input_dim, 1).flatten(1).T
         return rows.reshape(len(self.channel_of), -1)
 
     def as_weight(self, features: Tensor, like: Tensor) -> Tensor:
         """The inverse of `as_features`, in the shape of `like`."""
-        return features.reshape(-1, like.shape[0]).T.reshape(like.shape)
+        turned = like.movedim(self.input_dim, 1)
+        return features.reshape(-1, turned.shape[0]).T.reshape(turned.shape).movedim(1, self.input_dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +91,7 @@ def calibrate(
         CalibrationError: there is no batch, the model fails on one, or a value is not finite.
     """
     settings = settings or Settings()
-    twin = working_copy(model)
+    twin = working_copy(traced.host(model))
     tensors = named_tensors(twin)
     recorders = {c.name: _Recorder(c, traced, tensors, settings) for c in watched(traced.structure)}
     observer = Observer({id(tensors[r.consumer.weight]): r.see for r in recorders.values()})
@@ -110,7 +121,7 @@ def _alive(calibration: Calibration, group: Group) -> Tensor:
     alive = torch.zeros(group.width, dtype=torch.bool)
     for name in group.consumers:
         seen = calibration.statistics[name]
-        live = live_rows(seen.moments.scatter).cpu()
+        live = live_rows(seen.covariance).cpu()
         channels = seen.channel_of.cpu()[live] - group.start
         alive[channels[(channels >= 0) & (channels < group.width)]] = True
     return alive
@@ -156,7 +167,8 @@ class _Recorder:
         weight = tensors[consumer.weight]
         self._channel_of, self._share = _features(consumer)
         self._sums = Accumulator(len(self._channel_of), weight.device)
-        self._mean = torch.zeros(weight[0].numel(), dtype=torch.float64, device=weight.device)
+        inputs = weight.select(1 - consumer.input_dim, 0).numel()
+        self._mean = torch.zeros(inputs, dtype=torch.float64, device=weight.device)
         self._total = torch.zeros((), dtype=torch.float64, device=weight.device)
         chain = traced.following[consumer.name] if settings.weighting == "slope" else None
         self._following = chain.bind(tensors) if chain is not None else None
@@ -211,7 +223,9 @@ class _Recorder:
                 "at run time; call the model the way it was captured."
             )
         mean = moments.mean if self._share == 1 else self._mean / self._total.clamp(min=1e-300)
-        return Statistics(moments, mean, self._share, self._channel_of.to(mean.device))
+        channel_of = self._channel_of.to(mean.device)
+        centred = bool(self.consumer.biases)
+        return Statistics(moments, mean, self._share, channel_of, self.consumer.input_dim, centred)
 
 
 def _features(consumer: Consumer) -> tuple[Tensor, int]:

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from recoup.algebra.patches import Window
+from recoup.algebra.patches import Window, stuff
+from recoup.structure.operations import operation_name
 
-_CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+# The names of the arguments of every layer, in order.
+_LAYERS = {
+    **{f"conv{n}d": _CONVOLUTION for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": _TRANSPOSED for n in (1, 2, 3)},
+    "linear": ("input", "weight", "bias"),
+    **dict.fromkeys(("matmul", "mm", "__matmul__"), ("input", "weight")),
+    "addmm": ("bias", "input", "weight"),
+}  # fmt: skip
 
 
 class Listener(Protocol):
@@ -37,20 +45,26 @@ class Observer(TorchFunctionMode):
         """Run the operation, then tell."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if func in _CONVOLUTIONS or func is F.linear:
-            names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-            call = {**dict(zip(names, args, strict=False)), **kwargs}
-            listener = self._listeners.get(id(call["weight"]))
+        name = operation_name(func)
+        if name in _LAYERS:
+            call = {**dict(zip(_LAYERS[name], args, strict=False)), **kwargs}
+            listener = self._listeners.get(id(call.get("weight")))
             if listener is not None:
-                self._tell(listener, call, result, _CONVOLUTIONS.get(func))
+                inputs, window = _seen(name, call)
+                listener(inputs, result.detach(), window)
         return result
 
-    def _tell(self, listener: Listener, call: dict[str, Any], result: Tensor, spatial: int | None) -> None:
-        inputs, window = call["input"].detach(), None
-        if spatial is not None:
-            window = window_of(call, tuple(call["weight"].shape[2:]))
-            inputs = inputs if inputs.dim() == spatial + 2 else inputs[None]
-        listener(inputs, result.detach(), window)
+
+def _seen(name: str, call: dict[str, Any]) -> tuple[Tensor, Window | None]:
+    """A layer's input as patches are taken from it: with a batch, and zeros between for a transposed convolution."""
+    inputs = call["input"].detach()
+    if not name.startswith("conv"):
+        return inputs, None
+    kernel = tuple(call["weight"].shape[2:])
+    inputs = inputs if inputs.dim() == len(kernel) + 2 else inputs[None]
+    if "transpose" not in name:
+        return inputs, window_of(call, kernel)
+    return stuff(inputs, _per_dim(call.get("stride", 1), kernel)), transposed_window_of(call, kernel)
 
 
 def window_of(call: Mapping[str, Any], kernel: tuple[int, ...]) -> Window:
@@ -64,6 +78,17 @@ def window_of(call: Mapping[str, Any], kernel: tuple[int, ...]) -> Window:
         total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         return Window(kernel, stride, dilation, tuple((n // 2, n - n // 2) for n in total))
     return Window(kernel, stride, dilation, tuple((n, n) for n in _per_dim(padding, kernel)))
+
+
+def transposed_window_of(call: Mapping[str, Any], kernel: tuple[int, ...]) -> Window:
+    """The window that a transposed convolution moves over its input with zeros between: stride 1, kernel flipped."""
+    dilation, padding, extra = (_per_dim(call.get(n, d), kernel) for n, d in _TRANSPOSED_DEFAULTS)
+    reach = [d * (k - 1) - p for k, d, p in zip(kernel, dilation, padding, strict=True)]
+    border = tuple((n, n + more) for n, more in zip(reach, extra, strict=True))
+    return Window(kernel, (1,) * len(kernel), dilation, border, flipped=True)
+
+
+_TRANSPOSED_DEFAULTS = (("dilation", 1), ("padding", 0), ("output_padding", 0))
 
 
 def _per_dim(value: Any, kernel: tuple[int, ...]) -> tuple[int, ...]:

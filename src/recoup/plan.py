@@ -1,6 +1,7 @@
 """The plan: everything that was decided, ready to be carried out. Algebra and structure meet here.
 
-`apply(model, plan)` in `recoup.structure.surgery` decides nothing: it writes `weights` and takes `slices`.
+`apply(model, plan)` in `recoup.structure.surgery` decides nothing: it writes `weights`, takes `slices`, and for a model
+in standalone form runs `graph`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, fx, nn
+from torch.utils._pytree import TreeSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +44,22 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class GraphPlan:
+    """The graph a standalone result runs, with the index tensors it needs besides the model's own.
+
+    `names`, `inputs` and `outputs` say how it is called: the names and tree of the arguments, the tree of the results.
+    `host` is the standalone form of the whole model, whose tensors are sliced; a saved plan has none.
+    """
+
+    graph: fx.Graph
+    constants: Mapping[str, Tensor]
+    names: tuple[str, ...]
+    inputs: TreeSpec
+    outputs: TreeSpec
+    host: nn.Module | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """What to keep and what to write.
 
@@ -50,6 +68,7 @@ class Plan:
     weights: refitted parameters at their original size, zero where inputs are pruned; a bias may be new to its layer.
     shapes: original shape of every tensor that is sliced or rewritten; `apply` refuses a model where they differ.
     recovery: how well each refitted layer was recovered, by layer name.
+    graph: what the smaller model runs, if it is in standalone form.
     """
 
     keep: Mapping[str, Tensor]
@@ -57,3 +76,4 @@ class Plan:
     weights: Mapping[str, Tensor]
     shapes: Mapping[str, tuple[int, ...]]
     recovery: Mapping[str, Recovery] = field(default_factory=dict)
+    graph: GraphPlan | None = None

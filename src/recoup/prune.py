@@ -28,7 +28,7 @@ from recoup.search import Search, fit_budget, search
 from recoup.settings import Budget, Settings, find_preset
 from recoup.structure.cost import Cost, cost
 from recoup.structure.trace import Traced, trace_inputs
-from recoup.structure.verify import prove
+from recoup.structure.verify import agree, prove
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +75,7 @@ def prune(
     tolerance: float | None = None,
     budget: Budget | None = None,
     preset: str | Settings = "paper",
+    keep_class: bool = False,
     progress: Progress = silent,
 ) -> Result:
     """A smaller model that does what `model` does, without retraining; `model` itself is not changed.
@@ -89,6 +90,7 @@ def prune(
         tolerance: how many points may be lost.
         budget: what share of the MACs, the parameters or every width to keep.
         preset: a preset's name, "paper" or "released", or settings of your own.
+        keep_class: lock what the model's own class cannot hold at another size, rather than return a standalone graph.
         progress: called with the stage, the steps done and their number.
     """
     settings = find_preset(preset) if isinstance(preset, str) else preset
@@ -96,7 +98,7 @@ def prune(
     clock = _Clock()
     with clock("trace"):
         batches = Stream(calibration)
-        traced = trace(model, batches.first)
+        traced = trace(model, batches.first, keep_class=keep_class)
         _require_prunable(model, traced)
     with clock("calibrate"):
         seen = calibrate(model, traced, batches, settings, progress)
@@ -108,6 +110,8 @@ def prune(
         plan = compensate(seen, keep)
     with clock("prove"):
         smaller, proof = prove(model, plan, traced.inputs)
+        if traced.form is not None:
+            agree(model, traced.form.host, traced.inputs)
     with clock("measure"):
         score = _score(model, smaller, goal, found)
     before, after = _costs(model, smaller, seen, keep)
@@ -122,20 +126,24 @@ def prune(
         score=score,
         seconds=clock.seconds,
         settings=_described(settings),
+        form=None if traced.form is None else traced.form.reason,
     )
     for warning in report.warnings:
         warnings.warn(warning, stacklevel=2)
     return Result(smaller, plan, report)
 
 
-def trace(model: nn.Module, example: Any) -> Traced:
-    """The structure of `model`: its channel groups, what is locked and why; `example` is one batch of inputs."""
-    return trace_inputs(model, inputs_of(example, model).to(device_of(model)))
+def trace(model: nn.Module, example: Any, *, keep_class: bool = False) -> Traced:
+    """The structure of `model`: its channel groups, what is locked and why; `example` is one batch of inputs.
+
+    With `keep_class`, what the model's own class cannot hold at another size is locked.
+    """
+    return trace_inputs(model, inputs_of(example, model).to(device_of(model)), keep_class=keep_class)
 
 
-def inspect(model: nn.Module, example: Any) -> Inspection:
+def inspect(model: nn.Module, example: Any, *, keep_class: bool = False) -> Inspection:
     """A dry run: groups, widths, costs, what is locked and why. Print it."""
-    return inspect_structure(model, trace(model, example).structure)
+    return inspect_structure(model, trace(model, example, keep_class=keep_class).structure)
 
 
 def _require_prunable(model: nn.Module, traced: Traced) -> None:

@@ -55,7 +55,8 @@ class Compensator:
         slices = (*structure.slices(keep), *self._slices_of_new_biases(weights, keep))
         touched = {*weights, *(piece.tensor for piece in slices)}
         shapes = {name: structure.shapes[name] for name in sorted(touched) if name in structure.shapes}
-        return Plan(structure.masks(keep), slices, weights, shapes, recovery)
+        graph = self._calibration.traced.graph(keep, frozenset(weights))
+        return Plan(structure.masks(keep), slices, weights, shapes, recovery, graph)
 
     def _slices_of_new_biases(self, weights: Mapping[str, Tensor], keep: Tensor) -> list[Slice]:
         """A bias that its layer did not have before loses the same outputs as the weight."""
@@ -109,38 +110,44 @@ def _layer(calibration: Calibration, consumer: Consumer, group: Group) -> Layer:
     local = seen.channel_of - group.start
     inside = (local >= 0) & (local < group.width)
     weight = seen.as_features(calibration.parameters[consumer.weight])
-    return Layer(seen.moments.covariance, weight, torch.where(inside, local, -1))
+    return Layer(seen.covariance, weight, torch.where(inside, local, -1))
 
 
 def _filters(calibration: Calibration, group: Group) -> Tensor:
     """The weights that produce each channel (width, f), all producers side by side."""
-    sites = {site.tensor: site.channel_of for site in calibration.structure.sites if site.dim == 0}
-    made_by = dict.fromkeys(p.weight for p in calibration.structure.products if not p.depthwise)
-    columns = [_rows_of(group, calibration.parameters[weight], sites[weight]) for weight in made_by]
-    return torch.cat([column for column in columns if column is not None], dim=1)
+    structure = calibration.structure
+    sites = {(site.tensor, site.dim): site.channel_of for site in structure.sites}
+    makers = dict.fromkeys((p.weight, p.output_dim) for p in structure.products if p.input_dim is not None)
+    columns = [_rows_of(group, calibration.parameters[w].movedim(dim, 0), sites[w, dim]) for w, dim in makers]
+    found = [column for column in columns if column is not None]
+    return torch.cat(found, dim=1) if found else torch.ones(group.width, 1)
 
 
 def _rows_of(group: Group, weight: Tensor, channel_of: Tensor) -> Tensor | None:
-    """What a weight holds for each channel of the group (width, f); None if it makes none of them."""
+    """Norms of what a weight holds for each channel of the group (width, f); None if it makes none of them.
+
+    A channel that consists of several rows, such as a head, gets the root of their summed squares.
+    """
     inside = (channel_of >= group.start) & (channel_of < group.start + group.width)
     if not bool(inside.any()):
         return None
-    rows = weight.new_zeros(group.width, weight[0].numel())
-    rows[(channel_of[inside] - group.start).to(weight.device)] = weight.flatten(1)[inside.to(weight.device)]
-    return rows
+    rows = weight.flatten(1)[inside.to(weight.device)].square()
+    place = (channel_of[inside] - group.start).to(weight.device)
+    return rows.new_zeros(group.width, rows.shape[1]).index_add_(0, place, rows).sqrt()
 
 
 def _refit(calibration: Calibration, consumer: Consumer, keep: Tensor) -> tuple[dict[str, Tensor], Recovery]:
     seen = calibration.statistics[consumer.name]
     original = calibration.parameters[consumer.weight]
-    covariance = seen.moments.covariance
+    covariance = seen.covariance
     kept = calibration.structure.keep_indices(seen.channel_of.cpu(), keep).to(covariance.device)
     settings = calibration.settings
     fitted = refit(covariance, seen.as_features(original), kept, ridge=settings.ridge, name=consumer.name)
     if settings.rescale:
         fitted = rescale_variance(covariance, fitted)
     weight = seen.as_weight(fitted.weight, original)
-    shift = (original.double() - weight).flatten(1) @ seen.mean  # mean^T (W - Ŵ): every output keeps its mean
+    lost = (original.double() - weight).movedim(seen.input_dim, 1).flatten(1)
+    shift = lost @ seen.mean  # mean^T (W - Ŵ): every output keeps its mean
     biases = {name: _shifted(calibration.parameters.get(name), shift) for name in consumer.biases}
     written = {name: value.to(original.dtype) for name, value in {consumer.weight: weight, **biases}.items()}
     return written, _recovery(fitted, kept, seen)

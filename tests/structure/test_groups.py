@@ -49,10 +49,12 @@ def test_flatten_gives_a_channel_several_inputs():
     assert consumer.inputs.tolist() == [c for c in range(6) for _ in range(9)]
 
 
-def test_zeros_beside_channels_are_put_there_by_the_code_and_stay():
-    group = one(structure_of("zero-pad"), "stem.0")
-    assert (group.width, group.free) == (12, 6)
-    assert group.reasons == ("add in forward meets a tensor of fixed size",)
+def test_zeros_beside_channels_go_with_the_channels_they_meet():
+    entry = ZOO["zero-pad"]
+    traced = trace(entry.build(6), entry.batch(2))
+    group = one(traced.structure, "stem.0")
+    assert (group.width, group.free) == (12, 12)
+    assert "its code fixes a size" in traced.form.reason
 
 
 def test_depthwise_convolutions_follow_their_channels():
@@ -101,8 +103,12 @@ def test_an_unknown_operation_locks_what_enters_it_and_is_named():
     assert any("in forward" in reason for reason in locked.reasons)
 
 
-def test_a_size_in_the_code_locks_the_group_that_needs_it_and_no_other():
-    structure = structure_of("fixed")
+def test_a_size_in_the_code_is_put_right_in_a_standalone_graph_or_locks_the_group_that_needs_it():
+    entry = ZOO["fixed"]
+    free = trace(entry.build(6), entry.batch(2))
+    assert [group.free for group in free.structure.groups] == [6, 6, 0]
+    assert "its code fixes a size" in free.form.reason
+    structure = trace(entry.build(6), entry.batch(2), keep_class=True).structure
     assert one(structure, "a.0").free == 6
     assert one(structure, "b.0").free == 0
     assert (
@@ -136,10 +142,10 @@ def group_after(body, after=8, width=8):
 @pytest.mark.parametrize(
     ("body", "after", "reason"),
     [
-        (lambda x: x.softmax(1), 8, "softmax in forward normalises over channels"),
+        (lambda x: x.softmax(1), 8, "softmax in forward runs over channels"),
         (lambda x: x.mean(1, keepdim=True), 1, "mean in forward mixes channels"),
-        (lambda x: F.layer_norm(x, [8, 8, 8]), 8, "layer_norm in forward is not understood"),
-        (lambda x: x.cumsum(1), 8, "cumsum in forward is not understood"),
+        (lambda x: F.layer_norm(x, [8, 8, 8]), 8, "layer_norm in forward normalises over channels"),
+        (lambda x: x.cumsum(1), 8, "cumsum in forward runs over channels"),
         (
             lambda x: F.max_pool2d(x.transpose(1, 3), (1, 2)).transpose(1, 3),
             4,
@@ -175,22 +181,35 @@ def test_what_leaves_channels_apart_leaves_them_free(body, after):
     assert group.reasons == ()
 
 
-def test_a_grouped_convolution_and_a_computed_weight_are_named():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.grouped = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=2)
-            self.b, self.c = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)
+class Computed(nn.Module):
+    """A grouped convolution, and a weight that is computed: from parameters alone, or from the input."""
 
-        def forward(self, x):
-            return F.conv2d(self.b(self.grouped(self.a(x))), 2 * self.c.weight)
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+        self.a, self.grouped = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, 3, groups=4)
+        self.b, self.c = nn.Conv2d(12, 8, 1), nn.Conv2d(8, 4, 1)
 
-    structure = trace(Model().eval(), torch.randn(1, 3, 6, 6)).structure
-    assert structure.group("a").reasons[0] == "conv2d in grouped is grouped (2 groups)"
-    assert structure.group("b").reasons[0] == "conv2d in forward has a weight that is computed, not stored"
+    def forward(self, x):
+        return F.conv2d(self.b(self.grouped(self.a(x))), self.factor(x) * self.c.weight)
 
 
-def test_a_functional_layer_without_a_place_for_a_bias_locks_its_inputs():
+def test_a_grouped_convolution_goes_by_whole_groups_and_a_computed_weight_is_stored():
+    traced = trace(Computed(lambda x: 2).eval(), torch.randn(1, 3, 6, 6))
+    assert [(g.name, g.width, g.free) for g in traced.structure.groups] == [
+        ("a", 4, 4),
+        ("b", 8, 8),
+        ("folded.mul", 4, 0),
+    ]
+    assert traced.form.reason == "mul is computed from parameters, and the class would compute it again"
+
+
+def test_a_weight_that_depends_on_the_input_locks_what_it_reads():
+    structure = trace(Computed(lambda x: x.mean()).eval(), torch.randn(1, 3, 6, 6)).structure
+    assert structure.group("b").reasons[0] == "conv2d in forward has a weight that depends on the input"
+
+
+def test_a_functional_layer_without_a_place_for_a_bias_is_refitted_without_one():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -200,7 +219,8 @@ def test_a_functional_layer_without_a_place_for_a_bias_locks_its_inputs():
             return F.conv2d(self.a(x), self.kernel)
 
     structure = trace(Model().eval(), torch.randn(1, 3, 6, 6)).structure
-    assert structure.group("a").reasons[0] == "kernel is used in forward, which has no place for a bias"
+    assert structure.group("a").free == 8
+    assert structure.consumers[0].biases == ()
 
 
 def test_tied_weights_stay_tied():

@@ -100,10 +100,20 @@ def test_a_model_that_insists_on_its_precision_is_compared_in_it():
     assert result.model.a.out_features == 3
 
 
-def test_a_layer_whose_weight_is_computed_is_left_alone_and_the_rest_is_pruned():
+def computed():
     first = nn.utils.parametrizations.weight_norm(nn.Linear(3, 6))
-    model = nn.Sequential(first, nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
-    result = recoup.prune(model, [torch.randn(40, 3)], budget=recoup.Budget(width=0.5))
+    return nn.Sequential(first, nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def test_a_weight_computed_from_parameters_is_stored_and_cut():
+    result = recoup.prune(computed(), [torch.randn(40, 3)], budget=recoup.Budget(width=0.5))
+    shapes = {name: tuple(p.shape) for name, p in result.model.named_parameters() if p.dim() > 1}
+    shapes |= {name: tuple(b.shape) for name, b in result.model.named_buffers() if b.dim() > 1}
+    assert sorted(shapes.values()) == [(2, 3), (3, 3), (3, 3)]
+
+
+def test_a_class_that_is_kept_leaves_its_computed_weight_alone_and_the_rest_is_pruned():
+    result = recoup.prune(computed(), [torch.randn(40, 3)], budget=recoup.Budget(width=0.5), keep_class=True)
     assert result.model[0].weight.shape == (6, 3)
     assert result.model[2].weight.shape == (3, 6)
 

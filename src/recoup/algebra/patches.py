@@ -19,12 +19,16 @@ CHUNK_VALUES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Kernel, stride, dilation, and padding (before, after), each per spatial dim."""
+    """Kernel, stride, dilation, and padding (before, after), each per spatial dim; `flipped` turns the kernel round.
+
+    A transposed convolution is a flipped window of stride 1 over its input with zeros put between (`stuff`).
+    """
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
+    flipped: bool = False
 
     def reach(self, size: tuple[int, ...]) -> tuple[int, ...]:
         """Number of output positions per dim for an input of `size`."""
@@ -52,10 +56,21 @@ class Window:
             place = (step[:, :, None] + place[:, None, :]).flatten(1)
             remaining = remaining // reach
             stride_of_dim *= padded[dim]
-        return place
+        return place.flip(1) if self.flipped else place
 
     def _padded(self, size: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(n + before + after for n, (before, after) in zip(size, self.padding, strict=True))
+
+
+def stuff(x: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """`x` (b, C, *size) with stride - 1 zeros between neighbours along every spatial dim."""
+    if all(step == 1 for step in stride):
+        return x
+    size = [(n - 1) * step + 1 for n, step in zip(x.shape[2:], stride, strict=True)]
+    wide = x.new_zeros(*x.shape[:2], *size)
+    places: tuple[slice, ...] = (slice(None), slice(None), *(slice(None, None, step) for step in stride))
+    wide[places] = x
+    return wide
 
 
 def sample_positions(

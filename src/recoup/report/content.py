@@ -46,7 +46,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The whole story of one pruning."""
+    """The whole story of one pruning; `form` says why the result is a standalone graph, None if it is not."""
 
     network: str
     before: Cost
@@ -58,6 +58,7 @@ class Report:
     score: Score | None
     seconds: Mapping[str, float]
     settings: Mapping[str, Any]
+    form: str | None = None
 
     @property
     def macs_removed(self) -> float:
@@ -98,6 +99,8 @@ class Report:
         ]
         if self.score is not None:
             lines.append(f"score {self.score.before:.2f} -> {self.score.after:.2f} ({-self.score.drop:+.2f} points)")
+        if self.form is not None:
+            lines.append(f"the result is a standalone graph: {self.form}")
         lines.append(f"proof: smaller = masked original to {self.proof.difference:.1e}")
         lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)

@@ -6,7 +6,7 @@ from torch import fx
 
 from recoup.structure.capture import Captured
 from recoup.structure.groups import Structure
-from recoup.structure.walk import operation_name
+from recoup.structure.operations import operation_name
 
 
 def residual_blocks(structure: Structure, captured: Captured) -> tuple[tuple[str, ...], ...]:
@@ -18,7 +18,9 @@ def residual_blocks(structure: Structure, captured: Captured) -> tuple[tuple[str
     ancestors = _ancestors(captured.graph)
     bit = {node.name: 1 << number for number, node in enumerate(captured.graph.nodes)}
     group_of = {producer: group.name for group in structure.groups for producer in group.producers}
-    made_by = {p.node: group_of.get(p.weight.removesuffix(".weight")) for p in structure.products if not p.depthwise}
+    made_by = {
+        p.node: group_of.get(p.weight.removesuffix(".weight")) for p in structure.products if p.input_dim is not None
+    }
     streams = {group.name for group in structure.groups if len(group.producers) > 1}
     taken: dict[str, int] = {}
     for number, (left, right) in enumerate(_additions(captured.graph)):

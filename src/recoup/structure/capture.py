@@ -1,55 +1,83 @@
-"""Capture a model as an ATen graph with `torch.export`, for one sample."""
+"""Capture a model as an ATen graph with `torch.export`, for a batch of one."""
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import fx, nn
-from torch.export.graph_signature import InputKind
+from torch import Tensor, fx, nn
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.utils._pytree import TreeSpec
 
 from recoup.batches import Inputs, tensors_in
 from recoup.errors import CalibrationError, CaptureError
 from recoup.structure.copying import working_copy
 
+_STORED = (InputKind.PARAMETER, InputKind.BUFFER)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Signature:
+    """How the captured function is called: the names and tree of its arguments, the tree of what it returns."""
+
+    names: tuple[str, ...]
+    inputs: TreeSpec
+    outputs: TreeSpec
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
-    """The graph, and for each of its placeholders that is a parameter or a buffer, that tensor's dotted name."""
+    """The graph of a model.
+
+    `tensors` gives, for each placeholder that is a parameter or a buffer, that tensor's dotted name, and `values` the
+    tensor; both also hold constants written into the code, which no name of the model leads to (`constants`).
+    """
 
     graph: fx.Graph
     tensors: Mapping[str, str]
+    values: Mapping[str, Tensor]
+    constants: frozenset[str]
+    signature: Signature
 
 
-def capture(model: nn.Module, inputs: Inputs) -> Captured:
-    """The graph of `model` in eval mode on the first sample of `inputs`; the model itself is not touched.
+def capture(model: nn.Module, inputs: Inputs, *, checked: bool = True) -> Captured:
+    """The graph of `model` in eval mode on `inputs`; the model itself is not touched.
 
     Raises:
         CaptureError: the forward pass fails on these inputs, or uses something `torch.export` cannot follow.
     """
     twin = working_copy(model)
-    single = inputs.first(1)
-    _check_runs(twin, single)
+    if checked:
+        _check_runs(twin, inputs)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(twin, tuple(single.args), dict(single.kwargs), strict=False)
+        with quiet():
+            program = torch.export.export(twin, tuple(inputs.args), dict(inputs.kwargs), strict=False)
     except Exception as error:  # torch.export raises its own errors and passes on those of user code
         raise CaptureError(
             f"{type(model).__name__} cannot be captured by torch.export ({type(error).__name__}: {_brief(error)}). Its "
             "forward pass likely branches on tensor values or leaves torch; move that part out of the model, or prune "
             "the sub-module that does the heavy work."
         ) from error
-    kinds = (InputKind.PARAMETER, InputKind.BUFFER)
-    tensors = {
-        spec.arg.name: spec.target
-        for spec in program.graph_signature.input_specs
-        if spec.kind in kinds and spec.target is not None
-    }
-    return Captured(program.graph, tensors)
+    return _captured(program)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep torch from warning and logging about what is caught and said again."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
 
 
 def module_path(node: fx.Node) -> str:
@@ -57,6 +85,38 @@ def module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [str(path) for path, _ in stack.values()]
     return re.sub(r"@\d+", "", paths[-1]) if paths else ""  # a repeated call may carry its number
+
+
+def _captured(program: Any) -> Captured:
+    specs = program.graph_signature.input_specs
+    graph, name_of = _with_stable_names(program.graph)
+    stored = {name_of[spec.arg.name]: spec.target for spec in specs if spec.kind in _STORED}
+    lifted = {name_of[spec.arg.name]: spec.target for spec in specs if spec.kind is InputKind.CONSTANT_TENSOR}
+    held = {**program.state_dict, **program.constants}
+    values = {name: held[target] for name, target in {**stored, **lifted}.items()}
+    constants = {name: f"constants.{target}" for name, target in lifted.items()}
+    _drop_plain_inputs(graph, {name_of[s.arg.name] for s in specs if isinstance(s.arg, ConstantArgument)})
+    names = tuple(program.module_call_graph[0].signature.forward_arg_names or ())
+    signature = Signature(names, program.call_spec.in_spec, program.call_spec.out_spec)
+    return Captured(graph, {**stored, **constants}, values, frozenset(constants.values()), signature)
+
+
+def _with_stable_names(graph: fx.Graph) -> tuple[fx.Graph, dict[str, str]]:
+    """A copy whose nodes keep their names when it is copied again, and what each was called before.
+
+    torch.export may call an input `input`, which a copy renames, as it is a name of Python's.
+    """
+    copy = fx.Graph()
+    twins: dict[fx.Node, fx.Node] = {}
+    copy.output(copy.graph_copy(graph, twins))
+    return copy, {old.name: new.name for old, new in twins.items()}
+
+
+def _drop_plain_inputs(graph: fx.Graph, names: set[str]) -> None:
+    """Arguments such as None or a number were written into the graph; their places remain in the call."""
+    for node in graph.nodes:
+        if node.name in names:
+            node.meta["val"] = None
 
 
 def _check_runs(model: nn.Module, inputs: Inputs) -> None:

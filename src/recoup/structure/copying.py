@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,9 @@ def working_copy(model: nn.Module) -> nn.Module:
 def duplicate(model: nn.Module) -> nn.Module:
     """A deep copy of the model, or a clear refusal."""
     try:
-        return copy.deepcopy(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own, about the trees in its graph modules
+            return copy.deepcopy(model)
     except Exception as error:  # user code may raise anything from __deepcopy__
         raise CaptureError(
             f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}). Recoup works on a copy and "

@@ -29,10 +29,11 @@ def macs_by_call(structure: Structure, keep: Tensor) -> dict[str, int]:
     widths = {
         (site.tensor, site.dim): int(structure.keep_indices(site.channel_of, keep).sum()) for site in structure.sites
     }
-    return {
-        p.node: p.positions * p.kernel * widths[p.weight, 0] * (1 if p.depthwise else widths[p.weight, 1])
-        for p in structure.products
-    }
+
+    def width(tensor: str, dim: int) -> int:
+        return widths.get((tensor, dim), structure.shapes[tensor][dim])
+
+    return {p.node: p.positions * p.kernel * width(p.weight, 0) * width(p.weight, 1) for p in structure.products}
 
 
 def _parameters(structure: Structure, model: nn.Module, keep: Tensor) -> int:

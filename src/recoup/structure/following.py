@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, fx
 
 from recoup.structure.capture import Captured
-from recoup.structure.walk import operation_name
+from recoup.structure.operations import operation_name
 
 _NORMS = ("batch_norm",)
-_LAYERS = ("conv1d", "conv2d", "conv3d", "convolution")
+_LAYERS = (*(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)), "convolution")
 
 
 @dataclass(frozen=True, slots=True)

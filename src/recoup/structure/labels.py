@@ -32,7 +32,11 @@ def varies(labels: Tensor, dim: int) -> bool:
     """Whether the labels change along `dim`."""
     if labels.shape[dim] <= 1 or labels.stride(dim) == 0:
         return False
-    return not bool((labels == labels.narrow(dim, 0, 1)).all())
+    (small,) = core(labels)
+    ends = small.movedim(dim, -1)[(0,) * (small.dim() - 1)]
+    if int(ends[0]) != int(ends[-1]):  # mostly enough, and far cheaper than to look at all
+        return True
+    return not bool((small == small.narrow(dim, 0, 1)).all())
 
 
 def compress(labels: Tensor) -> Tensor:
@@ -52,11 +56,22 @@ def core(*labels: Tensor) -> list[Tensor]:
     return cut
 
 
+def replaced(labels: Tensor, old: int, new: int) -> Tensor:
+    """Labels with one value in the place of another."""
+    (small,) = core(labels)
+    return torch.where(small == old, new, small).expand(labels.shape)
+
+
 def collapse(labels: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     """Labels after a reduction over dims they do not change along."""
     for dim in dims:
         labels = labels.narrow(dim, 0, 1)
     return labels if keepdim else labels.squeeze(tuple(dims))
+
+
+def varying_dims(labels: Tensor) -> list[int]:
+    """Dims along which the labels change."""
+    return [dim for dim in range(labels.dim()) if varies(labels, dim)]
 
 
 def components(count: int, edges: Tensor) -> Tensor:

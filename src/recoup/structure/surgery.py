@@ -9,10 +9,14 @@ from torch.nn.modules.conv import _ConvNd
 from recoup.errors import ArtefactError
 from recoup.plan import Plan
 from recoup.structure.copying import duplicate, strip_hooks
+from recoup.structure.groups import named_tensors
+from recoup.structure.standalone import standalone
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
     """A smaller module of the model's own class, with the plan's weights; its training flags are the model's.
+
+    A plan with a graph gives a standalone module instead, made from the standalone form that the plan carries.
 
     Raises:
         ArtefactError: the plan was made for a model with other parameters.
@@ -22,6 +26,8 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
         tensor = _get(smaller, piece.tensor)
         assert tensor is not None
         _replace(smaller, tensor, tensor.detach().index_select(piece.dim, piece.kept.to(tensor.device)))
+    if plan.graph is not None:
+        return standalone(plan.graph, named_tensors(smaller)).train(model.training)
     for name in {piece.tensor.rpartition(".")[0] for piece in plan.slices}:
         _refresh_attributes(smaller.get_submodule(name))
     return smaller
@@ -29,6 +35,9 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
 
 def masked(model: nn.Module, plan: Plan) -> nn.Module:
     """A copy at full size that carries the plan's weights: what the smaller module must compute."""
+    if plan.graph is not None:
+        assert plan.graph.host is not None
+        model = plan.graph.host
     _check_shapes(model, plan)
     twin = strip_hooks(duplicate(model))
     for name, value in plan.weights.items():
@@ -82,19 +91,31 @@ def _replace(model: nn.Module, old: Tensor, value: Tensor) -> None:
 def _refresh_attributes(module: nn.Module) -> None:
     """Bring the sizes that torch's own layers remember in line with their tensors."""
     if isinstance(module, _ConvNd):
-        if module.groups == module.in_channels == module.out_channels and module.groups > 1:
-            module.groups = module.weight.shape[0]
-        module.out_channels = module.weight.shape[0]
-        module.in_channels = module.weight.shape[1] * module.groups
+        _refresh_convolution(module)
     elif isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape
     elif isinstance(module, _NormBase):
         sized = module.weight if module.weight is not None else module.running_mean
         module.num_features = len(sized) if sized is not None else module.num_features
+    elif isinstance(module, nn.GroupNorm) and module.weight is not None:
+        module.num_groups = module.num_groups * len(module.weight) // module.num_channels
+        module.num_channels = len(module.weight)
+    elif isinstance(module, nn.Embedding):
+        module.num_embeddings, module.embedding_dim = module.weight.shape
     elif isinstance(module, nn.PReLU):
         module.num_parameters = len(module.weight)
 
 
-def zero_inputs(weight: Tensor, keep: Tensor) -> Tensor:
-    """A weight (out, in, ...) with zeros where an input is not kept."""
-    return weight.detach() * keep.to(weight.device).view(1, -1, *[1] * (weight.dim() - 2)).to(weight.dtype)
+def _refresh_convolution(module: _ConvNd) -> None:
+    """Groups of inputs and outputs went as a whole, so their number shrinks with the weight's first dim."""
+    before = module.in_channels if module.transposed else module.out_channels
+    if module.groups > 1:
+        module.groups = module.groups * module.weight.shape[0] // before
+    first, second = module.weight.shape[0], module.weight.shape[1] * module.groups
+    module.in_channels, module.out_channels = (first, second) if module.transposed else (second, first)
+
+
+def zero_inputs(weight: Tensor, keep: Tensor, input_dim: int = 1) -> Tensor:
+    """A weight with zeros where an input, along `input_dim`, is not kept."""
+    shape = [-1 if dim == input_dim else 1 for dim in range(weight.dim())]
+    return weight.detach() * keep.to(weight.device).view(shape).to(weight.dtype)

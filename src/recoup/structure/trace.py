@@ -1,91 +1,141 @@
-"""From a model and one batch to its structure: capture, walk, resolve, and probe that its class holds smaller sizes."""
+"""From a model and one batch to its structure, and to the module that will be worked on.
+
+That module, the host, is the model itself if its class holds every size its channels may be cut to. Otherwise it is the
+model's standalone form, the captured graph, whose numbers can be put right.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recoup.batches import Inputs
-from recoup.errors import VerificationError
-from recoup.plan import Plan
+from recoup.plan import GraphPlan, Plan
+from recoup.structure.batching import Scaling, scaling_of
 from recoup.structure.blocks import residual_blocks
 from recoup.structure.capture import Captured, capture
-from recoup.structure.copying import working_copy
+from recoup.structure.folding import fold
 from recoup.structure.following import Following, following
-from recoup.structure.groups import Group, Structure, resolve
+from recoup.structure.groups import Structure, named_tensors, resolve, with_every_bias, without
+from recoup.structure.holding import lock_what_breaks, why_not_held
+from recoup.structure.layout import layouts
+from recoup.structure.resize import resize
+from recoup.structure.standalone import Standalone, graph_plan, standalone, with_biases
 from recoup.structure.surgery import zero_inputs
-from recoup.structure.verify import prove
 from recoup.structure.walk import walk
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """What it takes to write the graph of a standalone result: the captured one and the layouts of its values.
+
+    `original` is the graph as captured from `model` for `sample`; `added` names biases that it did not have, `reason`
+    says why the model's own class would not do.
+    """
+
+    model: nn.Module
+    sample: Inputs
+    original: Captured
+    captured: Captured
+    layouts: Mapping[str, Any]
+    added: frozenset[str]
+    reason: str
+
+    @cached_property
+    def scaling(self) -> Scaling:
+        """Which numbers of the graph stand for the batch: those that differ for two samples."""
+        return scaling_of(self.original.graph, capture(self.model, _twice(self.sample), checked=False).graph)
+
+    @cached_property
+    def host(self) -> Standalone:
+        """The whole model in this form."""
+        whole = resize(self.captured, dict.fromkeys(self.layouts), torch.zeros(0, dtype=torch.bool))
+        tensors = {self.captured.tensors[name]: value for name, value in self.captured.values.items()}
+        module = standalone(graph_plan(self.captured, whole.graph, {}, self.scaling, frozenset()), tensors)
+        module.train(self.model.training)
+        return module
+
+    def plan(self, keep: Tensor, written: frozenset[str]) -> GraphPlan:
+        """The graph that keeps `keep`; of the added biases only those in `written` are there."""
+        resized = resize(self.captured, self.layouts, keep)
+        unused = self.added - written
+        plan = graph_plan(self.captured, resized.graph, resized.constants, self.scaling, unused)
+        return replace(plan, host=self.host)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traced:
-    """A network's structure, what follows each consumer's output, and its residual blocks (names of groups)."""
+    """A network's structure, what follows each consumer's output, and its residual blocks (names of groups).
+
+    `form` is there when the model's own class cannot hold other sizes and its standalone form is worked on instead.
+    """
 
     structure: Structure
     following: dict[str, Following]
     blocks: tuple[tuple[str, ...], ...]
     inputs: Inputs
+    form: Form | None = None
+
+    def host(self, model: nn.Module) -> nn.Module:
+        """The module to work on in the place of `model`."""
+        return model if self.form is None else self.form.host
+
+    def graph(self, keep: Tensor, written: frozenset[str] = frozenset()) -> GraphPlan | None:
+        """The graph of the smaller model, if it is a standalone one."""
+        return None if self.form is None else self.form.plan(keep, written)
 
 
-def trace_inputs(model: nn.Module, inputs: Inputs) -> Traced:
-    """The structure of `model`, with everything locked that it could not do without or that its code fixes."""
-    captured = capture(model, inputs)
-    structure = _probe(working_copy(model), resolve(walk(captured), model), inputs.first(1))
-    return Traced(structure, _all_following(structure, captured), residual_blocks(structure, captured), inputs.first(1))
+def trace_inputs(model: nn.Module, inputs: Inputs, *, keep_class: bool = False) -> Traced:
+    """The structure of `model`, with everything locked that it could not do without.
+
+    With `keep_class`, what the model's own class cannot hold at another size is locked too.
+    """
+    sample = inputs.first(1)
+    original = capture(model, sample)
+    if keep_class:
+        structure = lock_what_breaks(model, resolve(walk(original, sizes_stay=True), model, original)[0], sample)
+        return _traced(original, structure, sample, None)
+    folded = fold(original)
+    captured, added = with_biases(folded.captured)
+    walked = walk(captured)
+    structure, numbering = resolve(walked, model, captured)
+    ways = layouts(walked.labels, numbering, structure)
+    own = without(structure, added)
+    reason = why_not_held(model, sample, original, own, ways, folded.names)
+    if reason is None:
+        return _traced(captured, own, sample, None)
+    form = Form(model, sample, original, captured, ways, added, reason)
+    return _traced(captured, with_every_bias(structure), sample, form)
 
 
-def bare_plan(model: nn.Module, structure: Structure, keep: Tensor) -> Plan:
+def bare_plan(model: nn.Module, traced: Traced, keep: Tensor) -> Plan:
     """The plan that keeps `keep` and refits nothing: pruned inputs are only cut off."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    structure = traced.structure
+    parameters = named_tensors(traced.host(model))
     slices = structure.slices(keep)
     weights = {
-        consumer.weight: zero_inputs(parameters[consumer.weight], structure.keep_indices(consumer.inputs, keep))
+        consumer.weight: zero_inputs(
+            parameters[consumer.weight], structure.keep_indices(consumer.inputs, keep), consumer.input_dim
+        )
         for consumer in structure.consumers
         if not bool(structure.keep_indices(consumer.inputs, keep).all())
     }
     shapes = {name: structure.shapes[name] for name in {*weights, *(piece.tensor for piece in slices)}}
-    return Plan(structure.masks(keep), slices, weights, shapes)
+    return Plan(structure.masks(keep), slices, weights, shapes, graph=traced.graph(keep))
 
 
-def _probe(model: nn.Module, structure: Structure, inputs: Inputs) -> Structure:
-    """Cut and compare: groups that the model's own code cannot hold at another size are locked."""
-    while structure.prunable and (failure := _failure(model, structure, structure.prunable, inputs)) is not None:
-        alone = {g.name: f for g in structure.prunable if (f := _failure(model, structure, (g,), inputs)) is not None}
-        culprits = alone or dict.fromkeys((group.name for group in structure.prunable), failure)
-        reasons = {name: f"cutting it breaks the model's own code: {why}" for name, why in culprits.items()}
-        structure = structure.lock(reasons)
-    return structure
+def _twice(sample: Inputs) -> Inputs:
+    def doubled(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor, tensor]) if tensor.dim() and tensor.shape[0] == 1 else tensor
+
+    return sample.map(doubled)
 
 
-def _failure(model: nn.Module, structure: Structure, groups: tuple[Group, ...], inputs: Inputs) -> str | None:
-    """Why these groups cannot be cut, or None; tried with several cuts, as one may fit the code by chance."""
-    for cut in (_random_half, _first, _last):
-        keep = structure.keep_all()
-        for group in groups:
-            keep[group.start + cut((~group.locked).nonzero().squeeze(1))] = False
-            keep = structure.refill(keep, torch.arange(group.start, group.start + group.width))
-        try:
-            prove(model, bare_plan(model, structure, keep), inputs)
-        except VerificationError as error:
-            return str(error).split("; it is not")[0]
-    return None
-
-
-def _random_half(free: Tensor) -> Tensor:
-    return free[torch.randperm(len(free), generator=torch.Generator().manual_seed(0))[: max(1, len(free) // 2)]]
-
-
-def _first(free: Tensor) -> Tensor:
-    """An odd count, and every index behind it moves: what a slice or a chunk in the code does not follow."""
-    return free[:1]
-
-
-def _last(free: Tensor) -> Tensor:
-    return free[-1:]
-
-
-def _all_following(structure: Structure, captured: Captured) -> dict[str, Following]:
-    return {consumer.name: following(captured, consumer.node) for consumer in structure.consumers}
+def _traced(captured: Captured, structure: Structure, sample: Inputs, form: Form | None) -> Traced:
+    chains = {consumer.name: following(captured, consumer.node) for consumer in structure.consumers}
+    return Traced(structure, chains, residual_blocks(structure, captured), sample, form)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from recoup.batches import Inputs, tensors_in
 from recoup.errors import VerificationError
 from recoup.plan import Plan
-from recoup.structure.copying import duplicate, exact_float32
+from recoup.structure.copying import duplicate, exact_float32, working_copy
 from recoup.structure.surgery import apply, masked
 
 # Largest allowed difference relative to the largest output: rounding of a deep network in each precision.
@@ -47,6 +47,16 @@ def prove(model: nn.Module, plan: Plan, inputs: Inputs) -> tuple[nn.Module, Proo
         except VerificationError:
             compare_with_itself(expected, outputs(whole, batch), type(model).__name__)
             raise
+
+
+def agree(model: nn.Module, host: nn.Module, inputs: Inputs) -> Proof:
+    """The proof that a model's standalone form computes what the model does.
+
+    In the model's own precision: weights that the form stores were computed in it.
+    """
+    batch = random_like(inputs)
+    with torch.no_grad(), exact_float32():
+        return compare(outputs(working_copy(model), batch), _run(duplicate(host).eval(), batch))
 
 
 def random_like(inputs: Inputs) -> Inputs:

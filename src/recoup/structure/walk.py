@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from recoup.structure.capture import Captured, module_path
-from recoup.structure.labels import FIXED, NONE, compress, constant
+from recoup.structure.labels import FIXED, NONE, compress, constant, varying_dims
 from recoup.structure.ledger import RETURNED, Ledger, TensorRef
+from recoup.structure.operations import operation_name
 from recoup.structure.rules import Call, find_rule, unknown
+from recoup.structure.rules.carrying import is_carrier
 
 
-def walk(captured: Captured) -> Ledger:
+@dataclass(frozen=True, slots=True, eq=False)
+class Walked:
+    """The ledger, and the labels of every value in the graph by the name of its node."""
+
+    ledger: Ledger
+    labels: Mapping[str, Any]
+
+
+def walk(captured: Captured, *, sizes_stay: bool = False) -> Walked:
     """Follow labels from the inputs to the outputs; what reaches an output is locked."""
-    ledger = Ledger()
+    ledger = Ledger(sizes_stay=sizes_stay)
     values: dict[fx.Node, Any] = {}
     for node in captured.graph.nodes:
         if node.op == "placeholder":
@@ -26,14 +38,7 @@ def walk(captured: Captured) -> Ledger:
             values[node] = None
         elif node.op == "output":
             fx.node.map_arg(node.args, lambda result: _lock_output(values[result], ledger))
-    return ledger
-
-
-def operation_name(target: Any) -> str:
-    """`conv2d` for aten.conv2d.default; the in-place twin of an operation has the same name."""
-    packet = getattr(target, "overloadpacket", target)
-    name: str = getattr(packet, "__name__", str(packet))
-    return name.removesuffix("_") if not name.endswith("__") else name
+    return Walked(ledger, {node.name: value for node, value in values.items()})
 
 
 def shape_of(value: Any) -> Any:
@@ -47,8 +52,11 @@ def _placeholder(node: fx.Node, captured: Captured) -> Any:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return value
-    if node.name in captured.tensors:
-        return TensorRef(captured.tensors[node.name], tuple(value.shape))
+    name = captured.tensors.get(node.name)
+    if name is not None and name not in captured.constants:
+        return TensorRef(name, captured.values[node.name])
+    if name is not None and not captured.values[node.name].is_floating_point():
+        return TensorRef(name, captured.values[node.name])  # numbers to index by
     return constant(value.shape, FIXED if value.numel() > 1 else NONE)
 
 
@@ -56,12 +64,40 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], ledger: Ledger) -> Any:
     args = fx.node.map_arg(node.args, values.__getitem__)
     kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
     name, shape = operation_name(node.target), shape_of(node.meta.get("val"))
+    if _is_of_numbers(node, values):
+        return TensorRef(node.name, _evaluated(node, values))
     call = Call(node.target, name, module_path(node), node.name, tuple(args), dict(kwargs), shape)
     try:
         result = find_rule(node.target, name)(call, ledger)
     except (TypeError, ValueError, IndexError, RuntimeError, AttributeError):  # a form of the call no rule expects
-        return unknown(call, ledger)
-    return result if _shapes_agree(result, shape) else unknown(call, ledger)
+        result = unknown(call, ledger)
+    if not _shapes_agree(result, shape):
+        result = unknown(call, ledger)
+    if not is_carrier(node):
+        _remember_boxes([*args, *kwargs.values(), result], ledger)
+    return result
+
+
+def _is_of_numbers(node: fx.Node, values: dict[fx.Node, Any]) -> bool:
+    """Whether a tensor is computed from stored indices alone, and so is one."""
+    sources = [values[source] for source in node.all_input_nodes]
+    if not sources or not isinstance(node.meta.get("val"), Tensor) or node.meta["val"].is_floating_point():
+        return False
+    return all(isinstance(value, TensorRef) and not value.value.is_floating_point() for value in sources)
+
+
+def _evaluated(node: fx.Node, values: dict[fx.Node, Any]) -> Tensor:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: values[source].value)
+    result: Tensor = node.target(*args, **kwargs)  # type: ignore[operator]  # call_function: a function
+    return result
+
+
+def _remember_boxes(values: list[Any], ledger: Ledger) -> None:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            _remember_boxes(list(value), ledger)
+        elif isinstance(value, Tensor) and len(varying_dims(value)) > 1:
+            ledger.boxes.append(value)
 
 
 def _shapes_agree(result: Any, shape: Any) -> bool:

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recoup.structure.labels import FIXED, compress, core, varies
+from recoup.structure.labels import core, varies
 from recoup.structure.ledger import Ledger, TensorRef
 from recoup.structure.rules.table import Call, Value, lock_operands, rule
 
 MOVES = (
-    "permute", "transpose", "swapaxes", "t", "numpy_T", "movedim", "squeeze", "unsqueeze", "expand", "slice", "select",
+    "permute", "transpose", "swapaxes", "t", "numpy_T", "movedim", "squeeze", "unsqueeze", "slice", "select",
     "narrow", "split", "split_with_sizes", "tensor_split", "chunk", "unsafe_chunk", "unsafe_split", "unbind", "flip",
-    "roll", "flatten", "unflatten", "repeat", "tile", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
+    "roll", "flatten", "unflatten", "repeat", "tile", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "unfold",
+    "repeat_interleave", "rot90", "mT", "swapdims", "diagonal", "atleast_2d", "atleast_3d",
 )  # fmt: skip
 
 
@@ -26,7 +27,10 @@ def move(call: Call, ledger: Ledger) -> Value:
     return _run(call, ledger, call.target)
 
 
-@rule("view", "reshape", "_unsafe_view", "view_as", "reshape_as")
+RESHAPES = ("view", "reshape", "_unsafe_view", "view_as", "reshape_as")
+
+
+@rule(*RESHAPES)
 def reshape(call: Call, ledger: Ledger) -> Value:
     """The result's shape is known; labels are expanded views, which only `reshape` takes in every case."""
     return ledger.labels_of(call.args[0]).reshape(call.shape)
@@ -48,24 +52,26 @@ def join(call: Call, ledger: Ledger) -> Value:
     return torch.cat(cut).movedim(0, dim).expand(call.shape)
 
 
-@rule("pad", "constant_pad_nd")
-def pad(call: Call, ledger: Ledger) -> Value:
-    """A border around positions belongs to its channel; zeros beside channels are put there by the code, and stay."""
-    labels, amounts = compress(ledger.labels_of(call.args[0])), call.args[1]
-    zeros = call.name == "constant_pad_nd" or call.argument(2, "mode", "constant") == "constant"
-    for i in range(len(amounts) // 2):
-        dim, before, after = labels.dim() - 1 - i, amounts[2 * i], amounts[2 * i + 1]
-        if not before and not after:
-            continue
-        if not varies(labels, dim):
-            size = list(labels.shape)
-            size[dim] += before + after
-            labels = labels.narrow(dim, 0, 1).expand(size)
-        elif zeros:
-            labels = torch.nn.functional.pad(labels, [0, 0] * i + [before, after], value=FIXED)
-        else:
-            return lock_operands(call, ledger, f"{call.site} repeats channels")
-    return labels
+@rule("index", "index_select", "_unsafe_index")
+def index(call: Call, ledger: Ledger) -> Value:
+    """By stored indices it is a movement; by computed ones it may only move along positions."""
+    labels = ledger.labels_of(call.args[0])
+    if call.name == "index_select":
+        places: list[Any] = [None] * labels.dim()
+        places[call.args[1] % labels.dim()] = call.args[2]
+    else:
+        places = list(call.args[1])
+    if any(isinstance(place, Tensor) and varies(labels, dim) for dim, place in enumerate(places)):
+        return lock_operands(call, ledger, f"{call.site} picks channels by numbers that depend on the input")
+    stored = [_numbers(place) for place in places]
+    return labels[tuple(slice(None) if place is None else place for place in stored)]
+
+
+def _numbers(place: Value) -> Tensor | None:
+    """Stored indices as they are; for computed ones zeros, as labels do not change along their dim."""
+    if isinstance(place, TensorRef):
+        return place.value.cpu()
+    return torch.zeros(place.shape, dtype=torch.long) if isinstance(place, Tensor) else None
 
 
 @rule("getitem")

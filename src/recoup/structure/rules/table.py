@@ -67,9 +67,12 @@ def find_rule(target: Any, name: str) -> Rule:
     """The rule for an operation: by name, by its being pointwise, or the one that locks what it does not know."""
     if name in _RULES:
         return _RULES[name]
-    if torch.Tag.pointwise in getattr(target, "tags", ()):
-        return _RULES["pointwise"]
-    return unknown
+    return _RULES["pointwise"] if torch.Tag.pointwise in getattr(target, "tags", ()) else unknown
+
+
+def is_pointwise(target: Any, name: str) -> bool:
+    """Whether an operation acts on each element by itself."""
+    return find_rule(target, name) is _RULES["pointwise"]
 
 
 def unknown(call: Call, ledger: Ledger) -> Value:
@@ -94,3 +97,10 @@ def unlabelled(shape: Any, value: int = NONE) -> Value:
     if isinstance(shape, torch.Size):
         return constant(shape, value)
     return [unlabelled(part, value) for part in shape] if isinstance(shape, (list, tuple)) else None
+
+
+def spread_over(labels: Tensor, shape: Any) -> Value:
+    """Labels expanded to the size of a result, or of each of several."""
+    if isinstance(shape, torch.Size):
+        return labels.expand(shape)
+    return [spread_over(labels, part) for part in shape] if isinstance(shape, (list, tuple)) else None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
 
-from recoup.structure.labels import collapse, varies
+from recoup.structure.labels import along, collapse
 from recoup.structure.ledger import Ledger
-from recoup.structure.rules.table import Call, Value, lock_operands, rule
+from recoup.structure.rules.table import Call, Value, lock_operands, rule, spread_over
 
 _SPATIAL = {
     **{f"{kind}{n}d": n for n in (1, 2, 3) for kind in ("max_pool", "avg_pool", "adaptive_avg_pool")},
@@ -24,15 +23,37 @@ _SPATIAL = {
 def window(call: Call, ledger: Ledger) -> Value:
     """Labels do not change along the positions; the result has other positions and the same channels."""
     labels = ledger.labels_of(call.args[0])
-    dims = range(labels.dim() - _SPATIAL[call.name], labels.dim())
-    if any(varies(labels, dim) for dim in dims):
+    dims = list(range(labels.dim() - _SPATIAL[call.name], labels.dim()))
+    mixed = ledger.mix(labels, dims, f"{call.site} runs over channels")
+    if mixed is None:
         return lock_operands(call, ledger, f"{call.site} runs over channels")
-    one = collapse(labels, list(dims), keepdim=True)
-    return _spread(one, call.shape)
+    return spread_over(collapse(mixed, dims, keepdim=True), call.shape)
 
 
-def _spread(one: Tensor, shape: object) -> Value:
-    if isinstance(shape, torch.Size):
-        return one.expand(shape)
-    assert isinstance(shape, (list, tuple))
-    return [_spread(one, part) for part in shape]
+@rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+def resample(call: Call, ledger: Ledger) -> Value:
+    """Reads each channel at places that a second tensor gives."""
+    labels, grid = ledger.labels_of(call.args[0]), ledger.labels_of(call.args[1])
+    ledger.lock(grid, f"{call.site} takes it for places")
+    dims = list(range(2, labels.dim()))
+    mixed = ledger.mix(labels, dims, f"{call.site} runs over channels")
+    if mixed is None:
+        return lock_operands(call, ledger, f"{call.site} runs over channels")
+    return collapse(mixed, dims, keepdim=True).expand(call.shape)
+
+
+@rule("im2col")
+def unfold(call: Call, ledger: Ledger) -> Value:
+    """The patches of every channel, one beside the other."""
+    labels, kernel = ledger.labels_of(call.args[0]), math.prod(call.args[1])
+    channels = ledger.channels_along(labels, labels.dim() - 3, call.site)
+    return along(channels.repeat_interleave(kernel), len(call.shape) - 2, call.shape)
+
+
+@rule("col2im")
+def fold(call: Call, ledger: Ledger) -> Value:
+    """The inverse: all places of a patch belong to one channel."""
+    labels, kernel = ledger.labels_of(call.args[0]), math.prod(call.args[2])
+    places = ledger.channels_along(labels, labels.dim() - 2, call.site)
+    channels = ledger.tie(places.view(-1, kernel), f"{call.site} meets a tensor of fixed size")
+    return along(channels, len(call.shape) - 3, call.shape)

@@ -1,0 +1,191 @@
+"""Whether a model's own class can hold its channels at other sizes.
+
+A cut copy of the model is captured again and compared, operation by operation and number by number, with the graph that
+the cut ought to give. A size written into the forward code, or a slice that moves on to other channels, shows there,
+even where the code would run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from recoup.batches import Inputs
+from recoup.errors import RecoupError, VerificationError
+from recoup.plan import Plan
+from recoup.structure.capture import Captured, capture, module_path
+from recoup.structure.copying import working_copy
+from recoup.structure.folding import FOLDED
+from recoup.structure.groups import Group, Structure
+from recoup.structure.operations import operation_name
+from recoup.structure.resize import Resized, resize
+from recoup.structure.surgery import apply, zero_inputs
+from recoup.structure.verify import prove
+
+# Random cuts to choose from: one mostly changes every number there is; narrow groups may need several.
+CUTS = 4
+
+
+def why_not_held(
+    model: nn.Module,
+    sample: Inputs,
+    captured: Captured,
+    structure: Structure,
+    layouts: Mapping[str, Any],
+    folded: tuple[str, ...],
+) -> str | None:
+    """Why the model's class cannot hold what remains of its channels; None if it can."""
+    if not structure.prunable:
+        return None
+    computed = [
+        site.tensor for site in structure.sites if site.tensor in folded and _is_open(site.channel_of, structure)
+    ]
+    if computed:
+        return f"{computed[0].removeprefix(FOLDED)} is computed from parameters, and the class would compute it again"
+    ways = {node.name: layouts.get(node.name) for node in captured.graph.nodes}
+    for keep, expected in telling_cuts(captured, structure, ways):
+        if not expected.is_plain:
+            return "its code moves channels in an order that a smaller network would have to change"
+        try:
+            actual = capture(apply(model, cut_plan(structure, keep)), sample, checked=False)
+        except RecoupError as error:
+            return f"its code fixes a size ({str(error).splitlines()[0][:160]})"
+        if (found := difference(expected.graph, actual)) is not None:
+            return found
+    return None
+
+
+def telling_cuts(captured: Captured, structure: Structure, layouts: Mapping[str, Any]) -> list[tuple[Tensor, Resized]]:
+    """A few cuts under which every number of the graph changes that any of them changes; mostly a single one."""
+    cuts = [sample_cut(structure, seed) for seed in range(CUTS)]
+    tried = [(keep, resize(captured, layouts, keep)) for keep in cuts]
+    changes = [_changed_numbers(captured, resized) for _, resized in tried]
+    chosen: list[tuple[Tensor, Resized]] = []
+    missing = set().union(*changes)
+    while missing or not chosen:
+        best = max(range(CUTS), key=lambda number: len(changes[number] & missing))
+        chosen.append(tried[best])
+        missing -= changes[best]
+    return chosen
+
+
+def sample_cut(structure: Structure, seed: int) -> Tensor:
+    """A random cut of every prunable group: by a third and to an odd number where it can be."""
+    generator = torch.Generator().manual_seed(seed)
+    keep = structure.keep_all()
+    for group in structure.prunable:
+        free = (~group.locked).nonzero().squeeze(1)
+        count = max(1, len(free) // 3)
+        if count < len(free) - 1 and (group.width - count) % 2 == 0:
+            count += 1
+        pruned = free[torch.randperm(len(free), generator=generator)[:count]]
+        keep[group.start + pruned] = False
+        keep = structure.refill(keep, torch.arange(group.start, group.start + group.width))
+    return keep
+
+
+def _changed_numbers(captured: Captured, resized: Resized) -> set[tuple[str, int]]:
+    """Places in the graph, as node names and positions, where a cut puts another number."""
+    new = {node.meta["origin"]: node for node in resized.graph.nodes if "origin" in node.meta}
+    found = set()
+    for node in captured.graph.nodes:
+        if node.op == "call_function" and node.name in new:
+            pairs = zip(_flat((node.args, dict(node.kwargs))), _flat((new[node.name].args, {})), strict=False)
+            found |= {(node.name, -1)} if node.target != new[node.name].target else set()
+            found |= {(node.name, place) for place, (a, b) in enumerate(pairs) if type(a) is int and a != b}
+    return found
+
+
+def cut_plan(structure: Structure, keep: Tensor) -> Plan:
+    """Slices alone, for a look at shapes."""
+    slices = structure.slices(keep)
+    return Plan(structure.masks(keep), slices, {}, {piece.tensor: structure.shapes[piece.tensor] for piece in slices})
+
+
+def difference(expected: fx.Graph, actual: Captured) -> str | None:
+    """The first operation in which two graphs differ, or None."""
+    left, right = list(expected.nodes), list(actual.graph.nodes)
+    if len(left) != len(right):
+        return f"its code runs {len(right)} operations at another size, not {len(left)}"
+    twin: dict[fx.Node, fx.Node] = dict(zip(left, right, strict=True))
+    for a, b in twin.items():
+        same = a.op == b.op and (a.op != "call_function" or a.target == b.target)
+        if not same or not _same_arguments(a, b, twin):
+            where = module_path(b) or "forward"
+            return f"its code fixes a size or an order of channels ({operation_name(b.target)} in {where})"
+    return None
+
+
+def lock_what_breaks(model: nn.Module, structure: Structure, inputs: Inputs) -> Structure:
+    """Cut and compare: groups that the model's own code cannot hold at another size are locked."""
+    twin = working_copy(model)
+    while structure.prunable and (failure := _failure(twin, structure, structure.prunable, inputs)) is not None:
+        alone = {g.name: f for g in structure.prunable if (f := _failure(twin, structure, (g,), inputs)) is not None}
+        culprits = alone or dict.fromkeys((group.name for group in structure.prunable), failure)
+        reasons = {name: f"cutting it breaks the model's own code: {why}" for name, why in culprits.items()}
+        structure = structure.lock(reasons)
+    return structure
+
+
+def _failure(model: nn.Module, structure: Structure, groups: tuple[Group, ...], inputs: Inputs) -> str | None:
+    """Why these groups cannot be cut, or None; tried with several cuts, as one may fit the code by chance."""
+    for cut in (_random_half, _first, _last):
+        keep = structure.keep_all()
+        for group in groups:
+            keep[group.start + cut((~group.locked).nonzero().squeeze(1))] = False
+            keep = structure.refill(keep, torch.arange(group.start, group.start + group.width))
+        try:
+            prove(model, _zeroed(model, structure, keep), inputs)
+        except VerificationError as error:
+            return str(error).split("; it is not")[0]
+    return None
+
+
+def _zeroed(model: nn.Module, structure: Structure, keep: Tensor) -> Plan:
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    weights = {
+        c.weight: zero_inputs(parameters[c.weight], structure.keep_indices(c.inputs, keep), c.input_dim)
+        for c in structure.consumers
+    }
+    plan = cut_plan(structure, keep)
+    return Plan(plan.keep, plan.slices, weights, {n: structure.shapes[n] for n in {*plan.shapes, *weights}})
+
+
+def _random_half(free: Tensor) -> Tensor:
+    return free[torch.randperm(len(free), generator=torch.Generator().manual_seed(0))[: max(1, len(free) // 2)]]
+
+
+def _first(free: Tensor) -> Tensor:
+    """An odd count, and every index behind it moves: what a slice or a chunk in the code does not follow."""
+    return free[:1]
+
+
+def _last(free: Tensor) -> Tensor:
+    return free[-1:]
+
+
+def _is_open(channel_of: Tensor, structure: Structure) -> bool:
+    channels = channel_of[channel_of >= 0]
+    return bool((~structure.locked[channels]).any()) if len(channels) else False
+
+
+def _same_arguments(a: fx.Node, b: fx.Node, twin: Mapping[fx.Node, fx.Node]) -> bool:
+    left, right = _flat((a.args, dict(a.kwargs))), _flat((b.args, dict(b.kwargs)))
+    return len(left) == len(right) and all(_same(x, y, twin) for x, y in zip(left, right, strict=True))
+
+
+def _same(x: Any, y: Any, twin: Mapping[fx.Node, fx.Node]) -> bool:
+    if isinstance(x, fx.Node):
+        return twin.get(x) is y
+    return type(x) is type(y) and bool(x == y)
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [item for name in sorted(value) for item in (name, *_flat(value[name]))]
+    if isinstance(value, (list, tuple)):
+        return [len(value), *(item for part in value for item in _flat(part))]
+    return [value]

@@ -1,0 +1,77 @@
+"""Layouts: along which dim of every value in the graph its channels lie, and so what remains of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from recoup.structure.groups import Site, Structure, numbers
+from recoup.structure.labels import compress, varying_dims
+from recoup.structure.ledger import TensorRef
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """The shape of a value for one sample; index i along `dim` belongs to channel `channel_of[i]` (-1: it stays).
+
+    `dim` is None for a value without channels. `is_box` is false where channels lie along several dims, so that
+    what remains is no rectangle; such a value is only ever carried on.
+    """
+
+    shape: tuple[int, ...]
+    dim: int | None
+    channel_of: Tensor | None
+    is_box: bool = True
+
+    def kept(self, keep: Tensor) -> Tensor | None:
+        """Indices along `dim` that remain, or None if all do."""
+        if self.dim is None or self.channel_of is None:
+            return None
+        mask = (self.channel_of < 0) | keep[self.channel_of.clamp(min=0)]
+        return None if bool(mask.all()) else mask.nonzero().squeeze(1)
+
+    def shape_of(self, keep: Tensor) -> tuple[int, ...]:
+        """The shape of what remains."""
+        kept = self.kept(keep)
+        return (
+            self.shape if kept is None else tuple(len(kept) if d == self.dim else n for d, n in enumerate(self.shape))
+        )
+
+
+def layouts(labels: Mapping[str, Any], numbering: Tensor, structure: Structure) -> dict[str, Any]:
+    """The layout of every value; a list for a node with several results, None for what is no tensor.
+
+    Only channels that may go count.
+    """
+    closed = numbering.clone()
+    if structure.width:
+        closed[(numbering >= 0) & structure.locked[numbering.clamp(min=0)]] = -1
+    sites = {site.tensor: site for site in structure.sites}
+    return {name: _layout(value, closed, sites) for name, value in labels.items()}
+
+
+def _layout(value: Any, numbering: Tensor, sites: Mapping[str, Site]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_layout(part, numbering, sites) for part in value]
+    if isinstance(value, TensorRef):
+        site = sites.get(value.name)
+        return Layout(value.shape, None, None) if site is None else Layout(value.shape, site.dim, site.channel_of)
+    if not isinstance(value, Tensor):
+        return None
+    shape, dims = tuple(value.shape), varying_dims(value)
+    small = value[tuple(slice(None) if d in dims else slice(0, 1) for d in range(value.dim()))]
+    channels = compress(numbers(small, numbering))
+    dims = varying_dims(channels)
+    if not dims:
+        return _constant(shape, channels)
+    if len(dims) > 1:
+        return Layout(shape, None, None, is_box=False)
+    return Layout(shape, dims[0], channels.movedim(dims[0], 0).flatten(1)[:, 0])
+
+
+def _constant(shape: tuple[int, ...], channels: Tensor) -> Layout:
+    """All of it is one channel, or none: a single channel that goes leaves nothing, which no rule lets happen."""
+    return Layout(shape, None, None, is_box=not bool((channels >= 0).any()))

@@ -1,0 +1,12 @@
+"""Names of operations: `conv2d` for aten.conv2d.default and for its in-place twin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def operation_name(target: Any) -> str:
+    """The operation's name without overload; the in-place twin of an operation has the same name."""
+    packet = getattr(target, "overloadpacket", target)
+    name: str = getattr(packet, "__name__", str(packet))
+    return name.removesuffix("_") if not name.endswith("__") else name

@@ -1,0 +1,134 @@
+"""The standalone form of a model: a module made of its captured graph, for classes that cannot hold other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+
+from recoup.errors import CaptureError
+from recoup.plan import GraphPlan
+from recoup.structure.batching import Scaling, follow_batch
+from recoup.structure.capture import Captured
+from recoup.structure.operations import operation_name
+
+_WITH_BIAS = ("linear", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)))
+_CHECKS = ("_assert_tensor_metadata", "_assert_async", "_assert_scalar")
+
+
+class Standalone(fx.GraphModule):
+    """A plain module that runs a graph of ATen operations in eval mode.
+
+    Parameters and buffers have the names they had in the model it was captured from; what the capture computed from
+    them alone is stored under `folded`, constants of the code under `constants`. It trains and exports like any other
+    module, but batch norms stay in eval mode and dropout stays off.
+    """
+
+
+def standalone(plan: GraphPlan, tensors: Mapping[str, Tensor]) -> Standalone:
+    """The module that runs the plan's graph on `tensors`, by dotted name."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(plan.graph, {}))
+    graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(list(plan.names), plan.inputs, plan.outputs)))
+    device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+    held = {**tensors, **{name: value.to(device) for name, value in plan.constants.items()}}
+    used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    return Standalone({name: held[name] for name in used}, graph, class_name="Standalone")
+
+
+def graph_plan(
+    captured: Captured, graph: fx.Graph, constants: Mapping[str, Tensor], scaling: Scaling, unused: frozenset[str]
+) -> GraphPlan:
+    """`graph`, a resized copy of the captured one, as a function of any batch; biases in `unused` are left out."""
+    _drop_checks(graph)
+    _drop_biases(graph, {name for name, target in captured.tensors.items() if target in unused})
+    inputs = [node for node in graph.nodes if node.op == "placeholder" and node.name not in captured.tensors]
+    _store_tensors(graph, captured)
+    if scaling:
+        follow_batch(graph, scaling, _batched_input(inputs))
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    graph.lint()
+    signature = captured.signature
+    return GraphPlan(graph, constants, signature.names, signature.inputs, signature.outputs)
+
+
+def with_biases(captured: Captured) -> tuple[Captured, frozenset[str]]:
+    """`captured` with a bias of zeros wherever a dense layer has none, and the names of these."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(captured.graph, {}))
+    tensors, values = dict(captured.tensors), dict(captured.values)
+    places: dict[str, fx.Node] = {}
+    for node in [node for node in graph.nodes if _lacks_bias(node, captured)]:
+        weight = node.args[1].name
+        if weight not in places:
+            places[weight] = _new_bias(graph, captured, weight)
+            name = _name_of_bias(captured.tensors[weight], set(captured.tensors.values()))
+            tensors[places[weight].name], values[places[weight].name] = name, places[weight].meta["val"]
+        node.args = (*node.args[:2], places[weight], *node.args[3:])
+    added = frozenset(tensors[place.name] for place in places.values())
+    return replace(captured, graph=graph, tensors=tensors, values=values), added
+
+
+def _lacks_bias(node: fx.Node, captured: Captured) -> bool:
+    if node.op != "call_function" or operation_name(node.target) not in _WITH_BIAS:
+        return False
+    bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+    groups = node.args[6] if len(node.args) > 6 else node.kwargs.get("groups", 1)
+    weight = node.args[1]
+    is_stored = isinstance(weight, fx.Node) and weight.name in captured.tensors
+    return bias is None and bool(groups == 1) and is_stored
+
+
+def _new_bias(graph: fx.Graph, captured: Captured, weight: str) -> fx.Node:
+    value = captured.values[weight]
+    with graph.inserting_before(next(iter(graph.nodes))):
+        place = graph.placeholder(f"new_bias_of_{weight}")
+    user = next(iter(node for node in graph.nodes if node.op == "call_function" and _reads(node, weight)))
+    size = value.shape[1 if "transpose" in operation_name(user.target) else 0]
+    bias = torch.zeros(size, dtype=value.dtype, device=value.device)
+    place.meta["val"] = torch.nn.Parameter(bias, requires_grad=value.requires_grad)
+    return place
+
+
+def _reads(node: fx.Node, weight: str) -> bool:
+    return len(node.args) > 1 and isinstance(node.args[1], fx.Node) and node.args[1].name == weight
+
+
+def _name_of_bias(weight: str, taken: set[str]) -> str:
+    name = f"{weight.removesuffix('.weight')}.bias" if weight.endswith(".weight") else f"{weight}_bias"
+    return name if name not in taken else f"{weight}_bias"
+
+
+def _drop_checks(graph: fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if node.op == "call_function" and operation_name(node.target) in _CHECKS:
+            graph.erase_node(node)
+
+
+def _drop_biases(graph: fx.Graph, names: set[str]) -> None:
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and node.name in names:
+            node.replace_all_uses_with(None)
+            graph.erase_node(node)
+
+
+def _store_tensors(graph: fx.Graph, captured: Captured) -> None:
+    """Parameters, buffers and constants become attributes of the module."""
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and node.name in captured.tensors:
+            with graph.inserting_before(node):
+                place = graph.get_attr(captured.tensors[node.name])
+            node.replace_all_uses_with(place)
+            graph.erase_node(node)
+
+
+def _batched_input(inputs: list[fx.Node]) -> fx.Node:
+    for node in inputs:
+        value: Any = node.meta.get("val")
+        if isinstance(value, Tensor) and value.dim() and value.shape[0] == 1:
+            return node
+    raise CaptureError("no input of the model has a batch dimension, so a standalone graph cannot follow the batch.")
