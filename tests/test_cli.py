@@ -160,9 +160,12 @@ def test_inspect_lists_groups_and_reasons(model):
     assert result.exit_code == 0
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
     # 6 channels of 3x3 kernels over one input at 64 positions
-    assert lines["0"].split() == ["0", "6", "6", f"{6 * 9 * 64:,}", "2"]
+    macs, parameters = 6 * 9 * 64, 6 * 9 + 6
+    assert lines["0"].split() == ["0", "6", "of", "6", f"{macs:,}", "16.6", str(parameters), "15.2", "2"]
     assert "the model returns it" in lines["6"]
     assert "2 of 3 groups prunable" in result.stdout
+    # one channel in each: (9 + 9) kernels at 64 positions and ten outputs, of 3,456 + 17,280 + 50
+    assert f"{(64 * 18 + 10) / 20786:.1%} of the MACs" in result.stdout
 
 
 def test_inspect_as_json_and_nothing_else(model):
@@ -171,6 +174,36 @@ def test_inspect_as_json_and_nothing_else(model):
     assert data["prunable"] == 2
     assert data["cost"]["parameters"] == 6 * 9 + 6 + 5 * 6 * 9 + 5 + 5 * 10 + 10
     assert [group["row"]["name"] for group in data["groups"]] == ["0", "2", "6"]
+    assert [group["parameters"] for group in data["groups"]] == [60, 275, 60]
+    assert data["edges"] == [{"source": "0", "target": "2"}, {"source": "2", "target": "6"}]
+    assert data["least"] == {"macs": 64 * 18 + 10, "parameters": (9 + 1) * 2 + 10 + 10}
+
+
+def test_inspect_draws_a_picture(model, tmp_path):
+    path = tmp_path / "new" / "groups.svg"
+    result = run("inspect", model, "--input", "1,8,8", "--json", "--picture", path)
+    assert (result.exit_code, result.stderr) == (0, f"picture: {path}\n")
+    assert json.loads(result.stdout)["prunable"] == 2
+    assert path.read_text(encoding="utf-8").startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "text"),
+    [
+        ("there.svg", 1, "there.svg exists already"),
+        ("there.svg/groups.svg", 1, "is not a folder you may write to"),
+        ("groups.png", 2, "ends in .svg"),
+    ],
+)
+def test_a_picture_is_refused_before_the_work(model, tmp_path, monkeypatch, name, code, text):
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the work began")
+
+    monkeypatch.setattr("recoup.cli.inspecting.inspect", never)
+    (tmp_path / "there.svg").write_text("mine")
+    refused(run("inspect", model, "--input", "1,8,8", "--picture", tmp_path / name), code, text)
+    assert [path.name for path in tmp_path.glob("*.svg")] == ["there.svg"]
+    assert (tmp_path / "there.svg").read_text() == "mine"
 
 
 def test_existing_output_folder_is_left_as_it_was(model, out, no_work):

@@ -3,62 +3,191 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from recoup.report.content import GroupRow, group_rows
+from recoup.report.picture import draw, save_picture
 from recoup.structure.cost import Cost, cost, macs_by_call
 from recoup.structure.groups import Structure
 
 
 @dataclass(frozen=True, slots=True)
 class InspectedGroup:
-    """A group, and the multiply-accumulates of the layers that make it."""
+    """A group, what it takes to make its channels, and what part of the whole network that is.
+
+    `macs` and `parameters` are those of every layer, norm and vector whose outputs are the group's channels; a tensor
+    that holds channels of several groups, such as a norm behind a concatenation, counts for each with its own part.
+    """
 
     row: GroupRow
     macs: int
+    parameters: int
+    macs_share: float
+    parameters_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A layer reads the channels of group `source` and makes those of group `target`."""
+
+    source: str
+    target: str
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Cost and groups of a network."""
+    """Cost and groups of a network, and how they hang together.
+
+    `least` is the cost with every group cut to its locked channels, or to one channel where a layer would have none.
+    `inputs` names groups with a layer that reads no group: it reads the network's input, or what an operation that
+    is not followed made of it. `outputs` names groups that the model returns.
+    """
 
     network: str
     cost: Cost
+    least: Cost
     groups: tuple[InspectedGroup, ...]
+    edges: tuple[Edge, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
     @property
     def prunable(self) -> int:
         """Number of groups with at least one channel that may go."""
         return sum(group.row.locked < group.row.before for group in self.groups)
 
+    @property
+    def macs_locked(self) -> float:
+        """Share of the multiply-accumulates that stays whatever is pruned."""
+        return _part(self.least.macs, self.cost.macs)
+
+    @property
+    def parameters_locked(self) -> float:
+        """Share of the parameters that stays whatever is pruned."""
+        return _part(self.least.parameters, self.cost.parameters)
+
+    @property
+    def prospect(self) -> str:
+        """How much there is to prune, in a line."""
+        return (
+            f"{self.prunable} of {len(self.groups)} groups prunable; {self.macs_locked:.1%} of the MACs and "
+            f"{self.parameters_locked:.1%} of the parameters stay whatever is pruned"
+        )
+
+    @property
+    def summary(self) -> str:
+        """The whole network in a line."""
+        return f"{self.network}: {self.cost.macs:,} MACs, {self.cost.parameters:,} parameters, {self.prospect}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
-        return {**dataclasses.asdict(self), "prunable": self.prunable}
+        shares = {"macs_locked": self.macs_locked, "parameters_locked": self.parameters_locked}
+        return {**dataclasses.asdict(self), "prunable": self.prunable, **shares}
+
+    def save_picture(self, path: str | Path) -> Path:
+        """Write the groups as a drawing into a new SVG file.
+
+        Raises:
+            ArtefactError: the file exists or cannot be written.
+            UsageError: its name does not end in .svg.
+        """
+        return save_picture(draw(self), path)
 
     def __str__(self) -> str:
-        head = f"{self.network}: {self.cost.macs:,} MACs, {self.cost.parameters:,} parameters, "
-        lines = [head + f"{self.prunable} of {len(self.groups)} groups prunable"]
         width = max((len(group.row.name) for group in self.groups), default=0)
-        for group in self.groups:
-            state = f"{group.row.locked} locked: {'; '.join(group.row.reasons)}" if group.row.locked else "free"
-            lines.append(
-                f"  {group.row.name:<{width}}  {group.row.before:>5} channels  {group.macs:>14,} MACs  {state}"
-            )
-        return "\n".join(lines)
+        return "\n".join([self.summary, *(_line(group, width) for group in self.groups)])
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return draw(self)
 
 
 def inspect_structure(model: nn.Module, structure: Structure) -> Inspection:
     """The inspection of a traced model."""
-    macs = macs_by_call(structure, structure.keep_all())
-    by_layer: dict[str, int] = {}
-    for product in structure.products:
-        layer = product.weight.removesuffix(".weight")
-        by_layer[layer] = by_layer.get(layer, 0) + macs[product.node]
-    groups = tuple(
-        InspectedGroup(row, sum(by_layer.get(producer, 0) for producer in row.producers))
-        for row in group_rows(structure)
+    rows, whole = group_rows(structure), cost(structure, model)
+    return Inspection(
+        network=type(model).__name__,
+        cost=whole,
+        least=cost(structure, model, _least(structure)),
+        groups=_groups(structure, model, rows, whole),
+        edges=_edges(rows),
+        inputs=_inputs(rows),
+        outputs=tuple(group.name for group in structure.groups if group.returned),
     )
-    return Inspection(type(model).__name__, cost(structure, model), groups)
+
+
+def _line(group: InspectedGroup, width: int) -> str:
+    row = group.row
+    state = f"{row.locked} locked: {'; '.join(row.reasons)}" if row.locked else "free"
+    costs = f"{group.macs:>14,} MACs ({group.macs_share:5.1%})  {group.parameters:>11,} parameters"
+    return f"  {row.name:<{width}}  {row.before:>5} channels  {costs} ({group.parameters_share:5.1%})  {state}"
+
+
+def _least(structure: Structure) -> Tensor:
+    """The mask that keeps what is locked, and one channel wherever a layer would be left without any."""
+    keep = structure.keep_all()
+    for group in structure.groups:
+        keep[group.channels] = group.locked
+    return structure.refill(keep, torch.arange(structure.width))
+
+
+def _groups(
+    structure: Structure, model: nn.Module, rows: tuple[GroupRow, ...], whole: Cost
+) -> tuple[InspectedGroup, ...]:
+    macs, parameters = _macs_by_channel(structure), _parameters_by_channel(structure, model)
+    found = []
+    for row, group in zip(rows, structure.groups, strict=True):
+        own = Cost(int(macs[group.channels].sum()), int(parameters[group.channels].sum()))
+        shares = _part(own.macs, whole.macs), _part(own.parameters, whole.parameters)
+        found.append(InspectedGroup(row, own.macs, own.parameters, *shares))
+    return tuple(found)
+
+
+def _macs_by_channel(structure: Structure) -> Tensor:
+    """Multiply-accumulates that make each channel (width,)."""
+    macs = macs_by_call(structure, structure.keep_all())
+    return _by_channel(structure, ((product.weight, macs[product.node]) for product in structure.products))
+
+
+def _parameters_by_channel(structure: Structure, model: nn.Module) -> Tensor:
+    """Parameters that make each channel (width,)."""
+    return _by_channel(structure, ((name, parameter.numel()) for name, parameter in model.named_parameters()))
+
+
+def _by_channel(structure: Structure, amounts: Iterable[tuple[str, int]]) -> Tensor:
+    """The amount of each tensor, divided evenly among its indices and added up by the channel they make (width,)."""
+    made_by = _made_by(structure)
+    total = torch.zeros(structure.width, dtype=torch.long)
+    for name, amount in amounts:
+        if name in made_by:
+            made = made_by[name][made_by[name] >= 0]
+            total.index_add_(0, made, torch.full_like(made, amount // max(1, len(made_by[name]))))
+    return total
+
+
+def _made_by(structure: Structure) -> dict[str, Tensor]:
+    """For every tensor, the channel that each index along its outputs makes; what is no layer's weight has one dim."""
+    outputs = {product.weight: product.output_dim for product in structure.products}
+    sites = sorted(structure.sites, key=lambda site: site.dim == outputs.get(site.tensor))
+    return {site.tensor: site.channel_of for site in sites}
+
+
+def _edges(rows: tuple[GroupRow, ...]) -> tuple[Edge, ...]:
+    made_in = {producer: row.name for row in rows for producer in row.producers}
+    found = (Edge(row.name, made_in[reader]) for row in rows for reader in row.consumers if reader in made_in)
+    return tuple(dict.fromkeys(found))
+
+
+def _inputs(rows: tuple[GroupRow, ...]) -> tuple[str, ...]:
+    readers = {reader for row in rows for reader in row.consumers}
+    return tuple(row.name for row in rows if not readers.issuperset(row.producers))
+
+
+def _part(amount: int, whole: int) -> float:
+    return amount / whole if whole else 0.0

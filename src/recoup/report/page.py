@@ -7,9 +7,8 @@ from html import escape
 
 from recoup.report.charts import is_clipped, search_chart, width_chart
 from recoup.report.content import GroupRow, Report, Score
+from recoup.report.numbers import short
 from recoup.version import __version__
-
-_SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def render_page(report: Report) -> str:
@@ -69,7 +68,7 @@ def _cost_card(what: str, before: int, after: int, removed: float) -> str:
     return _card(
         what,
         f"&minus;{removed:.1%}",
-        f"{_short(before)} &rarr; {_short(after)}",
+        f"{short(before)} &rarr; {short(after)}",
         f'<span class="exact">{before:,} &rarr; {after:,}</span>{_meter(1 - removed)}',
     )
 
@@ -96,14 +95,6 @@ def _card(label: str, value: str, detail: str, note: str) -> str:
         f'<section class="card"><h2>{label}</h2><p class="figure">{value}</p><p class="detail">{detail}</p>{note}'
         "</section>"
     )
-
-
-def _short(number: int) -> str:
-    """Three digits and a suffix: 3,034,368 is 3.03 M."""
-    for size, suffix in _SUFFIXES:
-        if number >= size:
-            return f"{number / size:#.3g}".rstrip(".") + f" {suffix}"
-    return str(number)
 
 
 def _meter(share: float) -> str:
