@@ -15,7 +15,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from benchmarks.paper import PAPER, table
+from benchmarks import efficientnet, paper
+from benchmarks.paper import PAPER
 
 ROOT = Path(__file__).parent.parent
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
@@ -26,10 +27,17 @@ def main() -> None:
     page = DOCS / "results.md"
     text = page.read_text()
     for path in sorted(RESULTS.glob("*.json")):
-        paper = PAPER if path.stem.startswith("vgg16") else {}
-        text = replace_table(text, path.stem, table(json.loads(path.read_text()), paper))
+        text = replace_table(text, path.stem, table(path))
     page.write_text(text)
     draw(json.loads((RESULTS / "vgg16_cifar10_paper.json").read_text()), DOCS / "vgg16_cifar10.svg")
+
+
+def table(path: Path) -> str:
+    """The measurements in a file, in the form of the benchmark that made them."""
+    content = json.loads(path.read_text())
+    if path.stem.startswith("efficientnet"):
+        return efficientnet.table(content)
+    return paper.table(content, PAPER if path.stem.startswith("vgg16") else {})
 
 
 def replace_table(text: str, name: str, table_text: str) -> str:
