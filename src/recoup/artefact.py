@@ -145,7 +145,8 @@ def _plan_to_json(model: nn.Module, plan: Plan, source: str | None) -> dict[str,
         "model": type(model).__name__,
         "source": source,
         "keep": {n: {"width": len(m), "kept": m.nonzero().squeeze(1).tolist()} for n, m in plan.keep.items()},
-        "parameters": [name for name, _ in model.named_parameters(remove_duplicate=False)],
+        "parameters": {name: p.requires_grad for name, p in model.named_parameters(remove_duplicate=False)},
+        "training": model.training,
         "slices": [{"tensor": s.tensor, "dim": s.dim, "kept": s.kept.tolist()} for s in plan.slices],
         "added": [name for name in plan.weights if name not in plan.shapes],
         "shapes": {name: list(shape) for name, shape in plan.shapes.items()},
@@ -170,11 +171,14 @@ def _all_tensors(model: nn.Module) -> dict[str, Tensor]:
 def _load_standalone(folder: Path) -> nn.Module:
     """The graph with its tensors: what was a parameter is one again, the rest are buffers."""
     data, tensors = _read_json(folder / GRAPH), _read_tensors(folder / WEIGHTS)
-    trained = set(_read_json(folder / PLAN)["parameters"])
+    stored = _read_json(folder / PLAN)
     try:
-        plan = graph_from_json(data)
-        held = {name: nn.Parameter(value) if name in trained else value for name, value in tensors.items()}
-        return standalone(plan, held)
+        plan, trained = graph_from_json(data), stored["parameters"]
+        held = {
+            name: nn.Parameter(value, requires_grad=trained[name]) if name in trained else value
+            for name, value in tensors.items()
+        }
+        return standalone(plan, held).train(stored["training"])
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise ArtefactError(f"{folder / GRAPH} is damaged ({error!r}). Copy the folder again.") from error
 

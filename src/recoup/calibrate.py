@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recoup.algebra.linalg import live_rows
 from recoup.algebra.moments import Accumulator, Moments, sensitivity
 from recoup.algebra.patches import CHUNK_VALUES, Window, patch_rows, sample_positions
-from recoup.batches import Inputs, Stream, device_of, inputs_of
+from recoup.batches import Inputs, Stream, device_of, inputs_of, tensors_in
 from recoup.errors import CalibrationError
 from recoup.observe import Observer
 from recoup.progress import Progress, silent
@@ -135,15 +135,16 @@ def _run(model: nn.Module, batches: Iterable[Any], observer: Observer, progress:
         inputs = inputs_of(batch, model).to(device)
         _check_finite(inputs, number)
         with torch.no_grad(), observer:
-            _call(model, inputs, number)
+            outputs = _call(model, inputs, number)
+        _check_outputs(model, outputs, number)
         samples += inputs.size
         progress("calibrate", number, stream.length)
     return samples
 
 
-def _call(model: nn.Module, inputs: Inputs, number: int) -> None:
+def _call(model: nn.Module, inputs: Inputs, number: int) -> Any:
     try:
-        inputs.call(model)
+        return inputs.call(model)
     except CalibrationError as error:
         raise CalibrationError(f"calibration batch {number}: {error}") from error
     except Exception as error:  # user code
@@ -151,6 +152,14 @@ def _call(model: nn.Module, inputs: Inputs, number: int) -> None:
             f"calibration batch {number} of shape {inputs.shapes()} makes the model fail ({type(error).__name__}: "
             f"{str(error)[:200]}). Every batch must have the form of the first one."
         ) from error
+
+
+def _check_outputs(model: nn.Module, outputs: Any, number: int) -> None:
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors_in(outputs)):
+        raise CalibrationError(
+            f"{type(model).__name__} returns NaN or infinite values for calibration batch {number}. Check its weights "
+            "and how the inputs are normalised."
+        )
 
 
 def _check_finite(inputs: Inputs, number: int) -> None:

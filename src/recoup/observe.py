@@ -17,6 +17,7 @@ _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding",
 _LAYERS = {
     **{f"conv{n}d": _CONVOLUTION for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": _TRANSPOSED for n in (1, 2, 3)},
+    "convolution": (*_CONVOLUTION[:6], "transposed", "output_padding", "groups"),
     "linear": ("input", "weight", "bias"),
     **dict.fromkeys(("matmul", "mm", "__matmul__"), ("input", "weight")),
     "addmm": ("bias", "input", "weight"),
@@ -62,7 +63,7 @@ def _seen(name: str, call: dict[str, Any]) -> tuple[Tensor, Window | None]:
         return inputs, None
     kernel = tuple(call["weight"].shape[2:])
     inputs = inputs if inputs.dim() == len(kernel) + 2 else inputs[None]
-    if "transpose" not in name:
+    if "transpose" not in name and not call.get("transposed", False):
         return inputs, window_of(call, kernel)
     return stuff(inputs, _per_dim(call.get("stride", 1), kernel)), transposed_window_of(call, kernel)
 

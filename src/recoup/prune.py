@@ -17,7 +17,7 @@ from recoup.algebra.selection import Ranking
 from recoup.artefact import save
 from recoup.batches import Stream, device_of, inputs_of
 from recoup.calibrate import Calibration, calibrate
-from recoup.errors import LockedError, UsageError
+from recoup.errors import CaptureError, LockedError, UsageError
 from recoup.evaluate import Evaluate, accuracy_on, checked
 from recoup.plan import Plan
 from recoup.progress import Progress, silent
@@ -98,7 +98,7 @@ def prune(
     clock = _Clock()
     with clock("trace"):
         batches = Stream(calibration)
-        traced = trace(model, batches.first, keep_class=keep_class)
+        traced = _usable(model, batches.first, keep_class=keep_class)
         _require_prunable(model, traced)
     with clock("calibrate"):
         seen = calibrate(model, traced, batches, settings, progress)
@@ -131,6 +131,17 @@ def prune(
     for warning in report.warnings:
         warnings.warn(warning, stacklevel=2)
     return Result(smaller, plan, report)
+
+
+def _usable(model: nn.Module, example: Any, *, keep_class: bool) -> Traced:
+    """The structure to work on: that of the standalone form only if one graph serves every batch size."""
+    traced = trace(model, example, keep_class=keep_class)
+    try:
+        traced.host(model)
+    except CaptureError as error:
+        warnings.warn(f"only what the model's own class holds is pruned: {error}", stacklevel=3)
+        return trace(model, example, keep_class=True)
+    return traced
 
 
 def trace(model: nn.Module, example: Any, *, keep_class: bool = False) -> Traced:

@@ -32,6 +32,8 @@ class Settings:
     order: in which the search visits layers.
     unit: what it visits: every "layer" (group of channels) alone, or all groups of a residual "block" together.
     classifier: whether the search may prune what the last layer reads.
+    multiple_of: every layer makes a multiple of so many outputs, or as many as before; "device" for what suits the
+        model's device.
     seed: of everything that is drawn at random.
     """
 
@@ -45,6 +47,7 @@ class Settings:
     order: Order = "bottom-up"
     unit: Unit = "layer"
     classifier: bool = False
+    multiple_of: int | Literal["device"] = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -55,7 +58,16 @@ class Settings:
         _one_of("unit", self.unit, get_args(Unit))
         _at_least("ridge", self.ridge, 0)
         _whole("steps", self.steps)
+        _whole("multiple_of", 1 if self.multiple_of == "device" else self.multiple_of)
         _whole("positions", 1 if self.positions is None else self.positions)
+
+    def multiple(self, device: str) -> int:
+        """The multiple that widths are kept to on a kind of device."""
+        return MULTIPLES.get(device, 8) if self.multiple_of == "device" else self.multiple_of
+
+
+# What "device" stands for: tensor cores take half precision in eights; a CPU register holds up to 16 float32 values.
+MULTIPLES = MappingProxyType({"cuda": 8, "cpu": 16})
 
 
 def find_preset(name: str) -> Settings:

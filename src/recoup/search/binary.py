@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from recoup.algebra.selection import Ranking
-from recoup.calibrate import Calibration, dead_channels
+from recoup.calibrate import Calibration
 from recoup.errors import LockedError, UsageError, VerificationError
 from recoup.evaluate import Evaluate, checked
 from recoup.progress import Progress, silent
 from recoup.recover import Compensator
-from recoup.search.widths import Widths
+from recoup.search.budget import widths_for
 from recoup.settings import Settings
 from recoup.structure.groups import Structure
 from recoup.structure.surgery import apply
@@ -95,7 +95,7 @@ class _Walk:
     ) -> None:
         self._model, self._calibration, self._evaluate = model, calibration, evaluate
         self._compensator = Compensator(calibration)
-        self._widths = Widths(calibration.structure, rankings, dead_channels(calibration))
+        self._widths = widths_for(calibration, rankings)
         self.base = evaluate(model)
         self.trials: list[Trial] = []
 

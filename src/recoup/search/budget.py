@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
@@ -20,11 +20,13 @@ BISECTIONS = 20
 def fit_budget(model: nn.Module, calibration: Calibration, rankings: Mapping[str, Ranking], budget: Budget) -> Tensor:
     """The mask over all channels that meets `budget` with the same share of every prunable group.
 
+    Shares are whole channels: the first groups get one step more than the last ones, as far as the budget goes.
+
     Raises:
         BudgetError: even one channel per group costs more than the budget allows.
     """
-    structure = calibration.structure
-    widths = Widths(structure, rankings, dead_channels(calibration))
+    structure, model = calibration.structure, calibration.traced.host(model)
+    widths = widths_for(calibration, rankings)
 
     def keep(share: float) -> Tensor:
         return widths.keep(structure.prunable, share, structure.keep_all())
@@ -33,12 +35,12 @@ def fit_budget(model: nn.Module, calibration: Calibration, rankings: Mapping[str
         return keep(budget.share)
     allowed = budget.share * _amount(cost(structure, model), budget)
 
-    def fits(share: float) -> bool:
-        return _amount(cost(structure, model, keep(share)), budget) <= allowed
+    def fits(mask: Tensor) -> bool:
+        return _amount(cost(structure, model, mask), budget) <= allowed
 
-    if fits(1.0):
+    if fits(keep(1.0)):
         return keep(1.0)
-    if not fits(0.0):
+    if not fits(keep(0.0)):
         least = _amount(cost(structure, model, keep(0.0)), budget) / _amount(cost(structure, model), budget)
         raise BudgetError(
             f"keeping {budget.share:.1%} of the {budget.of} is out of reach: with every prunable group cut to its last "
@@ -47,8 +49,32 @@ def fit_budget(model: nn.Module, calibration: Calibration, rankings: Mapping[str
     low, high = 0.0, 1.0
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return keep(low)
+        low, high = (middle, high) if fits(keep(middle)) else (low, middle)
+
+    def widened(count: int) -> Tensor:
+        return widths.keep(structure.prunable[:count], high, keep(low))
+
+    return widened(_most(len(structure.prunable), lambda count: fits(widened(count))))
+
+
+def widths_for(calibration: Calibration, rankings: Mapping[str, Ranking]) -> Widths:
+    """What turns shares into masks for this calibration."""
+    multiple_of = calibration.settings.multiple(device_of_parameters(calibration))
+    return Widths(calibration.structure, rankings, dead_channels(calibration), multiple_of)
+
+
+def device_of_parameters(calibration: Calibration) -> str:
+    """The kind of device the model is on."""
+    return next((tensor.device.type for tensor in calibration.parameters.values()), "cpu")
+
+
+def _most(count: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `count` that fits, given that 0 does and that fitting ends somewhere."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
 
 
 def _amount(what: Cost, budget: Budget) -> int:

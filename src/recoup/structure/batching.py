@@ -16,26 +16,27 @@ Path: TypeAlias = tuple[Any, ...]
 # A number a + b · batch, by node name and place.
 Scaling: TypeAlias = Mapping[str, Mapping[Path, tuple[int, int]]]
 
+ONE_BATCH_ONLY = "so a standalone graph of it would serve one batch size only. Prune with keep_class=True."
 
-def scaling_of(one: fx.Graph, two: fx.Graph) -> dict[str, dict[Path, tuple[int, int]]]:
-    """How numbers grow with the batch, from captures of one sample and of two.
+
+def scaling_of(one: fx.Graph, two: fx.Graph, many: fx.Graph, samples: int) -> dict[str, dict[Path, tuple[int, int]]]:
+    """How numbers grow with the batch, from captures of one sample and of two; one of many `samples` must agree.
 
     Raises:
-        CaptureError: the model does something else for two samples than for one.
+        CaptureError: the model does something else for another number of samples, or a number grows in another way.
     """
-    left = [node for node in one.nodes if node.op == "call_function"]
-    right = [node for node in two.nodes if node.op == "call_function"]
-    if [node.target for node in left] != [node.target for node in right]:
-        raise CaptureError(
-            "the model runs other operations for two samples than for one, so a standalone graph of it would serve one "
-            "batch size only. Prune with keep_class=True."
-        )
+    left, right, third = ([node for node in graph.nodes if node.op != "placeholder"] for graph in (one, two, many))
+    if not [node.target for node in left] == [node.target for node in right] == [node.target for node in third]:
+        raise CaptureError(f"the model runs other operations for another number of samples, {ONE_BATCH_ONLY}")
     found: dict[str, dict[Path, tuple[int, int]]] = {}
-    for a, b in zip(left, right, strict=True):
-        pairs = zip(_numbers((a.args, dict(a.kwargs))), _numbers((b.args, dict(b.kwargs))), strict=True)
-        scaled = {path: (2 * x - y, y - x) for (path, x), (_, y) in pairs if x != y}
-        if scaled:
-            found[a.name] = scaled
+    for a, b, c in zip(left, right, third, strict=True):
+        triples = zip(*(_numbers((node.args, dict(node.kwargs))) for node in (a, b, c)), strict=True)
+        for (path, x), (_, y), (_, z) in triples:
+            if x == y == z:
+                continue
+            if a.op == "output" or isinstance(x, float) or z != x + (samples - 1) * (y - x):
+                raise CaptureError(f"{a.name} depends on the number of samples in a way of its own, {ONE_BATCH_ONLY}")
+            found.setdefault(a.name, {})[path] = (2 * x - y, y - x)
     return found
 
 
@@ -65,10 +66,10 @@ def _expression(graph: fx.Graph, batch: fx.Node, value: int, fixed: int, slope: 
     return graph.call_function(operator.add, (scaled, fixed)) if fixed else scaled
 
 
-def _numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, int]]:
+def _numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, bool):
         return
-    if isinstance(value, int):
+    if isinstance(value, (int, float)):
         yield path, value
     elif isinstance(value, (list, tuple)):
         for place, part in enumerate(value):

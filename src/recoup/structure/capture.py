@@ -15,9 +15,9 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils._pytree import TreeSpec
 
-from recoup.batches import Inputs, tensors_in
-from recoup.errors import CalibrationError, CaptureError
-from recoup.structure.copying import working_copy
+from recoup.batches import Inputs
+from recoup.errors import CaptureError
+from recoup.structure.copying import light_copy, working_copy
 
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER)
 
@@ -46,19 +46,21 @@ class Captured:
     signature: Signature
 
 
-def capture(model: nn.Module, inputs: Inputs, *, checked: bool = True) -> Captured:
+def capture(model: nn.Module, inputs: Inputs, *, can_run: bool = True) -> Captured:
     """The graph of `model` in eval mode on `inputs`; the model itself is not touched.
+
+    A model that was only made to be captured cannot run.
 
     Raises:
         CaptureError: the forward pass fails on these inputs, or uses something `torch.export` cannot follow.
     """
-    twin = working_copy(model)
-    if checked:
-        _check_runs(twin, inputs)
+    twin = light_copy(model)
     try:
         with quiet():
             program = torch.export.export(twin, tuple(inputs.args), dict(inputs.kwargs), strict=False)
     except Exception as error:  # torch.export raises its own errors and passes on those of user code
+        if can_run:
+            _check_runs(working_copy(model), inputs)  # says what is wrong with the inputs, if that is what it is
         raise CaptureError(
             f"{type(model).__name__} cannot be captured by torch.export ({type(error).__name__}: {_brief(error)}). Its "
             "forward pass likely branches on tensor values or leaves torch; move that part out of the model, or prune "
@@ -122,17 +124,12 @@ def _drop_plain_inputs(graph: fx.Graph, names: set[str]) -> None:
 def _check_runs(model: nn.Module, inputs: Inputs) -> None:
     try:
         with torch.no_grad():
-            results = tensors_in(inputs.call(model))
+            inputs.call(model)
     except Exception as error:  # user code
         raise CaptureError(
             f"{type(model).__name__} fails on inputs of shape {inputs.shapes()} ({type(error).__name__}: "
             f"{_brief(error)}). Check the shape, dtype and number of inputs in the first calibration batch."
         ) from error
-    if not all(bool(result.isfinite().all()) for result in results):
-        raise CalibrationError(
-            f"{type(model).__name__} returns NaN or infinite values for the first sample. Check its weights and how "
-            "the inputs are normalised."
-        )
 
 
 def _brief(error: Exception) -> str:

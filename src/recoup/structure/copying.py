@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,12 +20,18 @@ def working_copy(model: nn.Module) -> nn.Module:
     return strip_hooks(duplicate(model)).eval()
 
 
-def duplicate(model: nn.Module) -> nn.Module:
-    """A deep copy of the model, or a clear refusal."""
+def light_copy(model: nn.Module) -> nn.Module:
+    """A working copy that shares the model's tensors: for a look at its code, never to be run or written into."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return strip_hooks(duplicate(model, shared)).eval()
+
+
+def duplicate(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy of the model, or a clear refusal; objects in `shared`, by `id`, are not copied."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, about the trees in its graph modules
-            return copy.deepcopy(model)
+            return copy.deepcopy(model, shared)
     except Exception as error:  # user code may raise anything from __deepcopy__
         raise CaptureError(
             f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}). Recoup works on a copy and "
@@ -43,6 +50,18 @@ def strip_hooks(twin: nn.Module) -> nn.Module:
 def _drop_foreign(hooks: dict[int, Callable[..., Any]]) -> None:
     for key in [key for key, hook in hooks.items() if not type(hook).__module__.startswith("torch.nn.utils")]:
         del hooks[key]
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Hold Python's garbage collector back: it would look through growing graphs again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from recoup.errors import CaptureError
 from recoup.structure.capture import Captured
-from recoup.structure.operations import operation_name
+from recoup.structure.operations import operation_name, writes
 
 FOLDED = "folded."
 
@@ -118,12 +118,7 @@ def _evaluate(captured: Captured, constant: set[fx.Node], wanted: list[fx.Node])
                 known[node] = captured.values[node.name].detach()
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
-            if _writes(node) and any(source.op == "placeholder" for source in node.all_input_nodes):
+            if writes(node) and any(source.op == "placeholder" for source in node.all_input_nodes):
                 raise CaptureError(f"{node.name} writes into a parameter during the forward pass; take that out of it.")
             known[node] = node.target(*args, **kwargs)
     return {node: known[node].clone() for node in wanted}
-
-
-def _writes(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,7 @@ class Consumer:
     node: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Structure:
     """All that pruning has to know of a network's wiring."""
 
@@ -123,10 +124,22 @@ class Structure:
         cut = ((site, self.keep_indices(site.channel_of, keep)) for site in self.sites)
         return tuple(Slice(s.tensor, s.dim, mask.nonzero().squeeze(1)) for s, mask in cut if not bool(mask.all()))
 
+    @cached_property
+    def _sites_by_channel(self) -> list[tuple[int, int, Site]]:
+        """Every distinct site with the first and the last channel it has."""
+        distinct = {
+            site.channel_of.numpy().tobytes(): site for site in self.sites if bool((site.channel_of >= 0).any())
+        }
+        found = [(site.channel_of[site.channel_of >= 0], site) for site in distinct.values()]
+        return [(int(channels.min()), int(channels.max()), site) for channels, site in found]
+
     def refill(self, keep: Tensor, order: Tensor) -> Tensor:
         """`keep` with the first channel in `order` put back wherever a layer would be left without any."""
         filled = keep.clone()
-        for site in self.sites:
+        low, high = (int(order.min()), int(order.max())) if len(order) else (0, -1)
+        for first, last, site in self._sites_by_channel:
+            if last < low or first > high:
+                continue
             if not bool(self.keep_indices(site.channel_of, filled).any()):
                 filled[order[torch.isin(order, site.channel_of)][:1]] = True
         return filled
@@ -304,18 +317,26 @@ def _consumers(ledger: Ledger, numbering: Tensor, model: nn.Module) -> tuple[Con
     for product in ledger.products:
         if product.input_dim is not None:
             calls.setdefault(product.weight, []).append(product)
-    found = (_consumer(weight, products, ledger, numbering, model) for weight, products in calls.items())
+    places = _places_of_biases(ledger, model)
+    found = (_consumer(weight, products, ledger, numbering, places) for weight, products in calls.items())
     return tuple(consumer for consumer in found if bool((consumer.inputs >= 0).any()))
 
 
-def _consumer(weight: str, products: list[Product], ledger: Ledger, numbering: Tensor, model: nn.Module) -> Consumer:
+def _places_of_biases(ledger: Ledger, model: nn.Module) -> dict[str, str | None]:
+    """For every call of a layer, by node, the name of the bias it has a place for."""
+    tensors = named_tensors(model)
+    return {product.node: place_of_bias(model, tensors, product) for product in ledger.products}
+
+
+def _consumer(
+    weight: str, products: list[Product], ledger: Ledger, numbering: Tensor, places: Mapping[str, str | None]
+) -> Consumer:
     first = products[0]
     assert first.input_dim is not None
     inputs = numbers(ledger.sites[weight, first.input_dim], numbering)
     outputs = numbers(ledger.sites[weight, first.output_dim], numbering)
-    tensors = named_tensors(model)
-    places = dict.fromkeys(place_of_bias(model, tensors, product) for product in products)
-    biases = () if None in places else tuple(place for place in places if place is not None)
+    found = dict.fromkeys(places[product.node] for product in products)
+    biases = () if None in found else tuple(place for place in found if place is not None)
     return Consumer(_layer(weight), weight, biases, first.kernel, first.input_dim, inputs, outputs, first.node)
 
 

@@ -30,7 +30,7 @@ def along(labels: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
 
 def varies(labels: Tensor, dim: int) -> bool:
     """Whether the labels change along `dim`."""
-    if labels.shape[dim] <= 1 or labels.stride(dim) == 0:
+    if labels.shape[dim] <= 1 or labels.stride(dim) == 0 or not labels.numel():
         return False
     (small,) = core(labels)
     ends = small.movedim(dim, -1)[(0,) * (small.dim() - 1)]

@@ -18,13 +18,14 @@ class Layout:
     """The shape of a value for one sample; index i along `dim` belongs to channel `channel_of[i]` (-1: it stays).
 
     `dim` is None for a value without channels. `is_box` is false where channels lie along several dims, so that
-    what remains is no rectangle; such a value is only ever carried on.
+    what remains is no rectangle; such a value is only ever carried on. `value` is there for stored indices.
     """
 
     shape: tuple[int, ...]
     dim: int | None
     channel_of: Tensor | None
     is_box: bool = True
+    value: Tensor | None = None
 
     def kept(self, keep: Tensor) -> Tensor | None:
         """Indices along `dim` that remain, or None if all do."""
@@ -57,6 +58,8 @@ def _layout(value: Any, numbering: Tensor, sites: Mapping[str, Site]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_layout(part, numbering, sites) for part in value]
     if isinstance(value, TensorRef):
+        if not value.value.is_floating_point():
+            return Layout(value.shape, None, None, value=value.value.cpu())
         site = sites.get(value.name)
         return Layout(value.shape, None, None) if site is None else Layout(value.shape, site.dim, site.channel_of)
     if not isinstance(value, Tensor):
@@ -69,7 +72,7 @@ def _layout(value: Any, numbering: Tensor, sites: Mapping[str, Site]) -> Any:
         return _constant(shape, channels)
     if len(dims) > 1:
         return Layout(shape, None, None, is_box=False)
-    return Layout(shape, dims[0], channels.movedim(dims[0], 0).flatten(1)[:, 0])
+    return Layout(shape, dims[0], channels.movedim(dims[0], 0).reshape(channels.shape[dims[0]], -1)[:, 0])
 
 
 def _constant(shape: tuple[int, ...], channels: Tensor) -> Layout:

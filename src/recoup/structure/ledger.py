@@ -144,7 +144,7 @@ class Ledger:
         (small,) = core(labels)
         if small.shape[dim] == 1:
             small = small.expand([*small.shape[:dim], labels.shape[dim], *small.shape[dim + 1 :]])
-        return self.tie(small.movedim(dim, 0).flatten(1), reason)
+        return self.tie(small.movedim(dim, 0).reshape(small.shape[dim], -1), reason)
 
     def mix(self, labels: Tensor, dims: Sequence[int], reason: str) -> Tensor | None:
         """Labels after an operation that combines everything along `dims`.

@@ -19,6 +19,7 @@ from recoup.structure.capture import Captured
 from recoup.structure.layout import Layout
 from recoup.structure.operations import operation_name
 from recoup.structure.rules.carrying import is_carrier, is_movement
+from recoup.structure.rules.movement import INDEXED
 
 # Where an operation keeps the size of its result.
 _SIZES = {
@@ -35,6 +36,8 @@ _SAFE = frozenset((
     "permute", "transpose", "swapaxes", "swapdims", "t", "numpy_T", "mT", "movedim", "squeeze", "unsqueeze", "flatten",
     "cat", "concat", "stack", "view_as", "reshape_as", "getitem",
 ))  # fmt: skip
+# Where a movement along one dim keeps that dim.
+_ALONG = {"select": 1, "slice": 1, "narrow": 1, "unbind": 1, "split": 2, "split_with_sizes": 2, "chunk": 2}
 _SPLITS = ("split", "split_with_sizes", "tensor_split", "chunk", "unsafe_chunk", "unsafe_split")
 
 
@@ -75,6 +78,7 @@ class _Resizer:
     graph: fx.Graph = field(default_factory=fx.Graph)
     constants: dict[str, Tensor] = field(default_factory=dict)
     values: dict[fx.Node, _Value] = field(default_factory=dict)
+    known: dict[fx.Node, _Arguments | None] = field(default_factory=dict)
 
     def add(self, node: fx.Node) -> None:
         if node.op == "output":
@@ -90,10 +94,15 @@ class _Resizer:
         inputs = [self.values[source] for source in node.all_input_nodes]
         if any(value.is_full for value in inputs) or not _is_box(self.layouts[node.name]):
             return True
-        return is_movement(node) and self._arguments(node) is None
+        return is_movement(node) and self._arguments_of(node) is None
+
+    def _arguments_of(self, node: fx.Node) -> _Arguments | None:
+        if node not in self.known:
+            self.known[node] = self._arguments(node)
+        return self.known[node]
 
     def _run_cut(self, node: fx.Node) -> fx.Node:
-        arguments = self._arguments(node)
+        arguments = self._arguments_of(node)
         assert arguments is not None
         new = self._copy(node, self._cut)
         new.target = arguments.target
@@ -133,7 +142,7 @@ class _Resizer:
         return self._select(value.node, layout, fill)
 
     def _select(self, node: fx.Node, layout: Layout, index: Tensor) -> fx.Node:
-        name = f"constants.index_{len(self.constants)}"
+        name = f"recoup_indices.at_{len(self.constants)}"
         self.constants[name] = index
         place = self.graph.get_attr(name)
         return self.graph.call_function(torch.ops.aten.index_select.default, (node, layout.dim, place))
@@ -153,9 +162,19 @@ class _Resizer:
             return _with(node, 1, "pad", self._amounts(node))
         if name in _GROUPS:
             return self._groups(node, _GROUPS[name])
-        if not is_movement(node) or name in _SAFE:
+        if not is_movement(node) or name in _SAFE or self._is_along_another_dim(node, name):
             return _Arguments(node.target, node.args, node.kwargs)
         return next((form for form in self._forms(node, name) if self._moves_alike(node, form)), None)
+
+    def _is_along_another_dim(self, node: fx.Node, name: str) -> bool:
+        """Whether a movement works along one dim, and channels lie along another."""
+        if name in INDEXED:  # by computed indices only positions are moved
+            return any(self.layouts[source.name].value is None for source in node.all_input_nodes[1:])
+        if name not in _ALONG:
+            return False
+        layout = self.layouts[node.all_input_nodes[0].name]
+        dim = _argument(node, _ALONG[name], "dim", 0)
+        return isinstance(layout, Layout) and layout.dim is not None and dim % len(layout.shape) != layout.dim
 
     def _is_whole(self, layout: Any) -> bool:
         if isinstance(layout, list):
@@ -223,9 +242,9 @@ class _Resizer:
             return False
 
     def _element_numbers(self, node: fx.Node) -> Any:
-        if node.name in self.captured.values and not self.captured.values[node.name].is_floating_point():
-            return self.captured.values[node.name].cpu()
         layout = self.layouts[node.name]
+        if isinstance(layout, Layout) and layout.value is not None:
+            return layout.value
         if isinstance(layout, list):
             return [torch.arange(part.shape.numel()).view(part.shape) for part in layout]
         return torch.arange(torch.Size(layout.shape).numel()).view(layout.shape)

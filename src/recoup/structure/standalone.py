@@ -14,7 +14,7 @@ from recoup.errors import CaptureError
 from recoup.plan import GraphPlan
 from recoup.structure.batching import Scaling, follow_batch
 from recoup.structure.capture import Captured
-from recoup.structure.operations import operation_name
+from recoup.structure.operations import operation_name, writes
 
 _WITH_BIAS = ("linear", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)))
 _CHECKS = ("_assert_tensor_metadata", "_assert_async", "_assert_scalar")
@@ -37,6 +37,11 @@ def standalone(plan: GraphPlan, tensors: Mapping[str, Tensor]) -> Standalone:
     device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
     held = {**tensors, **{name: value.to(device) for name, value in plan.constants.items()}}
     used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    if used - held.keys():
+        raise CaptureError(
+            "a part of the forward pass runs in a region of its own (no_grad or autocast within the model), which a "
+            "standalone graph cannot hold. Prune with keep_class=True, or take the region out."
+        )
     return Standalone({name: held[name] for name in used}, graph, class_name="Standalone")
 
 
@@ -45,12 +50,13 @@ def graph_plan(
 ) -> GraphPlan:
     """`graph`, a resized copy of the captured one, as a function of any batch; biases in `unused` are left out."""
     _drop_checks(graph)
+    _relax_views(graph)
     _drop_biases(graph, {name for name, target in captured.tensors.items() if target in unused})
     inputs = [node for node in graph.nodes if node.op == "placeholder" and node.name not in captured.tensors]
     _store_tensors(graph, captured)
     if scaling:
         follow_batch(graph, scaling, _batched_input(inputs))
-    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or writes(node))
     graph.lint()
     signature = captured.signature
     return GraphPlan(graph, constants, signature.names, signature.inputs, signature.outputs)
@@ -100,13 +106,22 @@ def _reads(node: fx.Node, weight: str) -> bool:
 
 def _name_of_bias(weight: str, taken: set[str]) -> str:
     name = f"{weight.removesuffix('.weight')}.bias" if weight.endswith(".weight") else f"{weight}_bias"
-    return name if name not in taken else f"{weight}_bias"
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _drop_checks(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and operation_name(node.target) in _CHECKS:
             graph.erase_node(node)
+
+
+def _relax_views(graph: fx.Graph) -> None:
+    """A view that the original sizes allow may need a copy at others."""
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
 
 
 def _drop_biases(graph: fx.Graph, names: set[str]) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from recoup.errors import ArtefactError
-from recoup.plan import Plan
-from recoup.structure.copying import duplicate, strip_hooks
+from recoup.plan import Plan, Slice
+from recoup.structure.copying import duplicate, light_copy, strip_hooks
 from recoup.structure.groups import named_tensors
 from recoup.structure.standalone import standalone
+
+_Places: TypeAlias = dict[int, list[tuple[dict[str, Any], str]]]
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
@@ -22,15 +26,30 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
         ArtefactError: the plan was made for a model with other parameters.
     """
     smaller = masked(model, plan)
+    places = _places(smaller)
     for piece in plan.slices:
         tensor = _get(smaller, piece.tensor)
         assert tensor is not None
-        _replace(smaller, tensor, tensor.detach().index_select(piece.dim, piece.kept.to(tensor.device)))
+        _replace(places, tensor, tensor.detach().index_select(piece.dim, piece.kept.to(tensor.device)))
     if plan.graph is not None:
         return standalone(plan.graph, named_tensors(smaller)).train(model.training)
     for name in {piece.tensor.rpartition(".")[0] for piece in plan.slices}:
         _refresh_attributes(smaller.get_submodule(name))
     return smaller
+
+
+def hollow(model: nn.Module, slices: tuple[Slice, ...]) -> nn.Module:
+    """The model cut by `slices`, with nothing in what was cut: to capture, not to run."""
+    twin = light_copy(model)
+    places = _places(twin)
+    for piece in slices:
+        tensor = _get(twin, piece.tensor)
+        assert tensor is not None
+        shape = [len(piece.kept) if dim == piece.dim else size for dim, size in enumerate(tensor.shape)]
+        _replace(places, tensor, tensor.detach().new_empty(shape))
+    for name in {piece.tensor.rpartition(".")[0] for piece in slices}:
+        _refresh_attributes(twin.get_submodule(name))
+    return twin
 
 
 def masked(model: nn.Module, plan: Plan) -> nn.Module:
@@ -40,12 +59,13 @@ def masked(model: nn.Module, plan: Plan) -> nn.Module:
         model = plan.graph.host
     _check_shapes(model, plan)
     twin = strip_hooks(duplicate(model))
+    places = _places(twin)
     for name, value in plan.weights.items():
         old = _get(twin, name)
         if old is None:
             _set_new(twin, name, value)
         else:
-            _replace(twin, old, value.to(device=old.device, dtype=old.dtype))
+            _replace(places, old, value.to(device=old.device, dtype=old.dtype).contiguous().clone())
     return twin
 
 
@@ -78,14 +98,24 @@ def _set_new(model: nn.Module, name: str, value: Tensor) -> None:
     setattr(module, attribute, fresh)
 
 
-def _replace(model: nn.Module, old: Tensor, value: Tensor) -> None:
-    """Put `value` in every place that holds `old`, so that tied tensors stay tied."""
-    value = value.contiguous().clone()
-    fresh = nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
+def _places(model: nn.Module) -> _Places:
+    """Where a model holds each of its tensors, by `id`: tied ones are in several places."""
+    places: _Places = {}
     for module in model.modules():
         for store in (module._parameters, module._buffers):
-            for attribute in [key for key, held in store.items() if held is old]:
-                store[attribute] = fresh  # type: ignore[assignment]  # each store gets back the kind it held
+            for attribute, held in store.items():
+                if held is not None:
+                    places.setdefault(id(held), []).append((store, attribute))
+    return places
+
+
+def _replace(places: _Places, old: Tensor, value: Tensor) -> None:
+    """Put `value` in every place that holds `old`, so that tied tensors stay tied."""
+    fresh = nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
+    held = places[id(old)]
+    for store, attribute in held:
+        store[attribute] = fresh
+    places[id(fresh)] = held
 
 
 def _refresh_attributes(module: nn.Module) -> None:

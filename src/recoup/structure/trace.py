@@ -19,6 +19,7 @@ from recoup.plan import GraphPlan, Plan
 from recoup.structure.batching import Scaling, scaling_of
 from recoup.structure.blocks import residual_blocks
 from recoup.structure.capture import Captured, capture
+from recoup.structure.copying import without_collection
 from recoup.structure.folding import fold
 from recoup.structure.following import Following, following
 from recoup.structure.groups import Structure, named_tensors, resolve, with_every_bias, without
@@ -28,6 +29,9 @@ from recoup.structure.resize import resize
 from recoup.structure.standalone import Standalone, graph_plan, standalone, with_biases
 from recoup.structure.surgery import zero_inputs
 from recoup.structure.walk import walk
+
+# A number of samples that tells growth with the batch from growth with its square or its half.
+MANY = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +53,8 @@ class Form:
     @cached_property
     def scaling(self) -> Scaling:
         """Which numbers of the graph stand for the batch: those that differ for two samples."""
-        return scaling_of(self.original.graph, capture(self.model, _twice(self.sample), checked=False).graph)
+        two, many = (capture(self.model, _repeated(self.sample, count)).graph for count in (2, MANY))
+        return scaling_of(self.original.graph, two, many, MANY)
 
     @cached_property
     def host(self) -> Standalone:
@@ -95,22 +100,8 @@ def trace_inputs(model: nn.Module, inputs: Inputs, *, keep_class: bool = False) 
 
     With `keep_class`, what the model's own class cannot hold at another size is locked too.
     """
-    sample = inputs.first(1)
-    original = capture(model, sample)
-    if keep_class:
-        structure = lock_what_breaks(model, resolve(walk(original, sizes_stay=True), model, original)[0], sample)
-        return _traced(original, structure, sample, None)
-    folded = fold(original)
-    captured, added = with_biases(folded.captured)
-    walked = walk(captured)
-    structure, numbering = resolve(walked, model, captured)
-    ways = layouts(walked.labels, numbering, structure)
-    own = without(structure, added)
-    reason = why_not_held(model, sample, original, own, ways, folded.names)
-    if reason is None:
-        return _traced(captured, own, sample, None)
-    form = Form(model, sample, original, captured, ways, added, reason)
-    return _traced(captured, with_every_bias(structure), sample, form)
+    with without_collection():
+        return _trace(model, inputs.first(1), keep_class=keep_class)
 
 
 def bare_plan(model: nn.Module, traced: Traced, keep: Tensor) -> Plan:
@@ -129,11 +120,29 @@ def bare_plan(model: nn.Module, traced: Traced, keep: Tensor) -> Plan:
     return Plan(structure.masks(keep), slices, weights, shapes, graph=traced.graph(keep))
 
 
-def _twice(sample: Inputs) -> Inputs:
-    def doubled(tensor: Tensor) -> Tensor:
-        return torch.cat([tensor, tensor]) if tensor.dim() and tensor.shape[0] == 1 else tensor
+def _trace(model: nn.Module, sample: Inputs, *, keep_class: bool) -> Traced:
+    original = capture(model, sample)
+    if keep_class:
+        structure = lock_what_breaks(model, resolve(walk(original, sizes_stay=True), model, original)[0], sample)
+        return _traced(original, structure, sample, None)
+    folded = fold(original)
+    captured, added = with_biases(folded.captured)
+    walked = walk(captured)
+    structure, numbering = resolve(walked, model, captured)
+    ways = layouts(walked.labels, numbering, structure)
+    own = without(structure, added)
+    reason = why_not_held(model, sample, original, own, ways, folded.names)
+    if reason is None:
+        return _traced(captured, own, sample, None)
+    form = Form(model, sample, original, captured, ways, added, reason)
+    return _traced(captured, with_every_bias(structure), sample, form)
 
-    return sample.map(doubled)
+
+def _repeated(sample: Inputs, count: int) -> Inputs:
+    def repeated(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor] * count) if tensor.dim() and tensor.shape[0] == 1 else tensor
+
+    return sample.map(repeated)
 
 
 def _traced(captured: Captured, structure: Structure, sample: Inputs, form: Form | None) -> Traced:

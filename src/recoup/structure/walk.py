@@ -12,9 +12,9 @@ from torch import Tensor, fx
 from recoup.structure.capture import Captured, module_path
 from recoup.structure.labels import FIXED, NONE, compress, constant, varying_dims
 from recoup.structure.ledger import RETURNED, Ledger, TensorRef
-from recoup.structure.operations import operation_name
+from recoup.structure.operations import operation_name, writes
 from recoup.structure.rules import Call, find_rule, unknown
-from recoup.structure.rules.carrying import is_carrier
+from recoup.structure.rules.carrying import is_carrier, is_movement
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,9 +73,21 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], ledger: Ledger) -> Any:
         result = unknown(call, ledger)
     if not _shapes_agree(result, shape):
         result = unknown(call, ledger)
+    if writes(node) and is_movement(node.all_input_nodes[0]):
+        _lock_base(node.all_input_nodes[0], values, ledger, f"{call.site} writes into a part of it")
     if not is_carrier(node):
         _remember_boxes([*args, *kwargs.values(), result], ledger)
     return result
+
+
+def _lock_base(view: fx.Node, values: dict[fx.Node, Any], ledger: Ledger, reason: str) -> None:
+    """What is written into through a view keeps its size: in a smaller network the view may be a copy."""
+    while is_movement(view):
+        view = view.all_input_nodes[0]
+    base = values[view]
+    for part in base if isinstance(base, (list, tuple)) else [base]:
+        if isinstance(part, (Tensor, TensorRef)):
+            ledger.lock(ledger.labels_of(part), reason)
 
 
 def _is_of_numbers(node: fx.Node, values: dict[fx.Node, Any]) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from torch import fx
 
 from recoup.structure.operations import operation_name
-from recoup.structure.rules.movement import MOVES, RESHAPES
+from recoup.structure.rules.movement import INDEXED, MOVES, RESHAPES
 from recoup.structure.rules.table import is_pointwise
 
-_MOVING = frozenset((*MOVES, *RESHAPES, "getitem", "expand", "cat", "concat", "stack"))
+_MOVING = frozenset((*MOVES, *RESHAPES, "getitem", "expand", "cat", "concat", "stack", *INDEXED))
 
 
 def is_movement(node: fx.Node) -> bool:

@@ -52,7 +52,10 @@ def join(call: Call, ledger: Ledger) -> Value:
     return torch.cat(cut).movedim(0, dim).expand(call.shape)
 
 
-@rule("index", "index_select", "_unsafe_index")
+INDEXED = ("index", "index_select", "_unsafe_index")
+
+
+@rule(*INDEXED)
 def index(call: Call, ledger: Ledger) -> Value:
     """By stored indices it is a movement; by computed ones it may only move along positions."""
     labels = ledger.labels_of(call.args[0])

@@ -17,7 +17,8 @@ UNTAGGED = (
     "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", "contiguous", "to",
     "_to_copy", "type_as", "alias", "detach", "lift_fresh_copy", "lift_fresh", "hardswish", "hardsigmoid", "relu6",
     "selu", "rrelu", "log_sigmoid", "softplus", "mish", "hardshrink", "softshrink", "where", "square", "expand_as",
-    "zeros_like", "ones_like", "full_like", "zero", "fill", "clone", "copy",
+    "zeros_like", "ones_like", "full_like", "leaky_relu", "elu", "celu", "gelu", "silu", "hardtanh", "threshold",
+    "zero", "fill", "clone", "copy",
 )  # fmt: skip
 
 

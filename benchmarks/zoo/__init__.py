@@ -1,0 +1,1 @@
+"""Which networks can be pruned: whole libraries of architectures, by us and by Torch-Pruning."""
