@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from recoup.artefact import load, read_source
+from recoup.batches import device_of
 from recoup.cli.display import print_json, print_table, warn_of_fresh_weights
 from recoup.cli.failure import reports_failures
 from recoup.cli.opening import Network, is_untrained
@@ -96,7 +97,8 @@ def _open_saved(request: Request) -> OpenModel:
     if spec is None:
         raise UsageError(f"{request.target} does not say which model it was made from. Name it with --model.")
     opened = _network(spec, request).open()
-    return dataclasses.replace(opened, model=load(request.target, opened.model).eval())
+    smaller = load(request.target, opened.model).to(device_of(opened.model))
+    return dataclasses.replace(opened, model=smaller.eval())
 
 
 def _open_model(request: Request) -> OpenModel:

@@ -35,7 +35,7 @@ from recoup.report.content import Report
 from recoup.settings import Budget, Settings, find_preset
 
 GOALS = ("tolerance", "macs", "parameters", "width")
-SETTINGS = ("selector", "ridge", "order", "constraint", "unit", "steps", "positions", "seed")
+SETTINGS = ("selector", "ridge", "order", "constraint", "unit", "steps", "positions", "multiple_of", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ class Request:
     unit: str | None
     steps: int | None
     positions: int | None
+    multiple_of: int | None
+    keep_class: bool
     calibration_images: int | None
     validation_images: int | None
     batch_size: int
@@ -113,6 +115,8 @@ setting_options = combined(
     click.option("--unit", metavar="NAME", help="Of the search: layer or block."),
     click.option("--steps", metavar="K", type=int, help="Bisections per unit of the search."),
     click.option("--positions", metavar="N", type=int, help="Output positions per image that are looked at."),
+    click.option("--multiple-of", metavar="N", type=int, help="Keep widths to multiples of N, such as 8."),
+    click.option("--keep-class", is_flag=True, help="Lock what the model's class cannot hold; no standalone graph."),
 )
 
 data_options = combined(
@@ -169,6 +173,7 @@ def _prune(request: Request, progress: Progress) -> Report:
         tolerance=request.tolerance,
         budget=budget,
         preset=settings,
+        keep_class=request.keep_class,
         progress=progress,
     )
     return _save(result, request)

@@ -87,7 +87,8 @@ def _proof_card(report: Report) -> str:
     allowed = f", {proof.allowed:.0e} allowed" if proof.allowed else ""
     equality = "smaller = masked original" + ("" if proof.difference == 0 else f" to {value}")
     note = f"largest relative difference on a random batch{allowed}"
-    return _card("Proof", value, equality, f'<span class="exact">{note}</span>')
+    form = "" if report.form is None else f'<span class="exact">standalone graph: {escape(report.form)}</span>'
+    return _card("Proof", value, equality, f'<span class="exact">{note}</span>{form}')
 
 
 def _card(label: str, value: str, detail: str, note: str) -> str:

@@ -7,6 +7,7 @@ tried out on element numbers before it is trusted.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,7 +143,8 @@ class _Resizer:
         return self._select(value.node, layout, fill)
 
     def _select(self, node: fx.Node, layout: Layout, index: Tensor) -> fx.Node:
-        name = f"recoup_indices.at_{len(self.constants)}"
+        taken = {*self.captured.tensors.values(), *self.constants}  # a standalone model that is cut again has some
+        name = next(n for n in (f"recoup_indices.at_{k}" for k in itertools.count()) if n not in taken)
         self.constants[name] = index
         place = self.graph.get_attr(name)
         return self.graph.call_function(torch.ops.aten.index_select.default, (node, layout.dim, place))
