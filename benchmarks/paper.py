@@ -41,7 +41,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for seed in range(options.seeds):
         batches = resident(options, opened.input, "calibration", limit=options.images, seed=seed)
-        rows += one_sample(model, batches, splits, settings_of(options, seed), options.tolerances)
+        settings = settings_of(options, seed)
+        rows += one_sample(model, batches, splits, settings, options.tolerances, keep_class=options.keep_class)
     print(json.dumps({"device": device_name(options.device), "preset": options.preset, "rows": rows}))
     print(table(rows, PAPER if options.model == "recoup:vgg16_bn" else {}))
     if options.out:
@@ -49,11 +50,17 @@ def main() -> None:
 
 
 def one_sample(
-    model: nn.Module, batches: Batches, splits: dict[str, Batches], settings: Settings, tolerances: Iterable[float]
+    model: nn.Module,
+    batches: Batches,
+    splits: dict[str, Batches],
+    settings: Settings,
+    tolerances: Iterable[float],
+    *,
+    keep_class: bool,
 ) -> list[dict[str, Any]]:
     """Rows for every tolerance at one calibration sample."""
     seconds: dict[str, float] = {}
-    traced = timed(seconds, "trace", lambda: recoup.trace(model, batches[0]))
+    traced = timed(seconds, "trace", lambda: recoup.trace(model, batches[0], keep_class=keep_class))
     seen = timed(seconds, "calibrate", lambda: recoup.calibrate(model, traced, batches, settings))
     rankings = timed(seconds, "select", lambda: recoup.select(seen))
     base = {name: recoup.accuracy(model, data) for name, data in splits.items()}
@@ -155,6 +162,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--order")
     parser.add_argument("--constraint")
     parser.add_argument("--selector")
+    parser.add_argument("--keep-class", action="store_true", help="prune only what the network's class can hold")
     parser.add_argument("--out")
     return parser.parse_args()
 

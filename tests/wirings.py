@@ -165,15 +165,11 @@ class Composed(nn.Module):
 
     def __init__(self, pieces: list[type[nn.Module]], width: int, feature: int, skips: int) -> None:
         super().__init__()
-        self.stem, self.side, self.feature, self.skips = (
-            nn.Conv2d(3, width, 3, padding=1),
-            nn.Linear(5, width),
-            feature,
-            skips,
-        )
-        self.body = nn.ModuleList()
-        for piece in pieces:
+        self.stem, self.side, self.feature = nn.Conv2d(3, width, 3, padding=1), nn.Linear(5, width), feature
+        self.body, self.skips = nn.ModuleList(), []
+        for number, piece in enumerate(pieces):
             self.body.append(piece(width))
+            self.skips.append(bool(skips >> number & 1) and self.body[-1].out == width)
             width = self.body[-1].out
         self.head = nn.Linear(width, 4)
 
@@ -181,8 +177,7 @@ class Composed(nn.Module):
         x = F.relu(self.stem(image) + self.side(vector)[:, :, None, None])
         found = {}
         for number, piece in enumerate(self.body):
-            y = piece(x)
-            x = x + y if self.skips >> number & 1 and x.shape == y.shape else y
+            x = x + piece(x) if self.skips[number] else piece(x)
             if number == self.feature:
                 found["feature"] = x
         return {"scores": self.head(x.mean((2, 3))), **found}
