@@ -365,3 +365,44 @@ def test_input_is_what_the_model_declares_unless_told_otherwise():
     assert choose_input(CIFAR, None, "none") == unnormalised((3, 32, 32))
     with pytest.raises(UsageError, match="one of each per channel"):
         choose_input(IMAGENET, (1, 8, 8), "cifar")
+
+
+SHUFFLED = """
+import torch
+from torch import nn
+
+class Shuffled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(1, 16, 3, padding=1), nn.Linear(16, 10)
+
+    def forward(self, x):
+        y = torch.relu(self.a(x))
+        return self.b(y.view(len(y), 4, 4, 8, 8).transpose(1, 2).reshape(y.shape).mean((2, 3)))
+
+def build():
+    torch.manual_seed(0)
+    return Shuffled().eval()
+
+def batches():
+    return [(torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 10)]
+"""
+
+
+def test_a_standalone_result_is_pruned_said_to_be_one_and_evaluated(tmp_path, out):
+    path = tmp_path / "shuffled.py"
+    path.write_text(SHUFFLED)
+    common = ("--calibration", f"{path}:batches", "--width", 0.6, "--multiple-of", 4, "--input", "1,8,8", "-o")
+    done = run("prune", f"{path}:build", *common, out, "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)["report"]
+    assert "the result is a standalone graph" in done.stderr
+    assert "its code moves channels" in report["form"]
+    assert report["groups"][0]["after"] == 12
+    assert "standalone graph" in (out / "report.html").read_text()
+    measured = run("evaluate", out, "--data", f"{path}:batches", "--input", "1,8,8", "--json")
+    assert measured.exit_code == 0, measured.output
+    assert json.loads(measured.stdout)["macs"] == report["after"]["macs"]
+    held = run("prune", f"{path}:build", *common, tmp_path / "held", "--keep-class")
+    assert held.exit_code == 1
+    assert "nothing in Shuffled can be pruned" in held.stderr

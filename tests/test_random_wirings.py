@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, assume, given, settings
 
 import recoup
 from recoup.settings import Settings
-from recoup.structure.trace import bare_plan
+from recoup.structure.trace import plain_cut
 from recoup.structure.verify import outputs, prove
 from tests.test_laws import draw_keep, make_copies, relative, with_twins
 from tests.wirings import PIECES, Composed, example
@@ -34,7 +34,7 @@ def test_a_random_network_cut_at_random_is_exact(how, seed):
     traced = recoup.trace(model, example())
     assume(traced.structure.prunable)  # a returned feature may hold all of a short network
     keep = draw_keep(traced.structure, seed)
-    smaller, proof = prove(model, bare_plan(model, traced, keep), traced.inputs)
+    smaller, proof = prove(model, plain_cut(model, traced, keep), traced.inputs)
     assert proof.difference < 1e-10
     before, after = (sum(p.numel() for p in m.parameters()) for m in (traced.host(model), smaller))
     assert keep.all() or after < before
@@ -46,7 +46,7 @@ def test_every_piece_is_pruned_and_exact_for_other_batches(piece):
     traced = recoup.trace(model, example())
     assert all(group.free == group.width for group in traced.structure.groups if group.width > 1 and not group.returned)
     keep = draw_keep(traced.structure, 1)
-    smaller, proof = prove(model, bare_plan(model, traced, keep), traced.inputs)
+    smaller, proof = prove(model, plain_cut(model, traced, keep), traced.inputs)
     assert proof.difference < 1e-10
     assert not keep.all()
     shape = {

@@ -20,7 +20,7 @@ from recoup.algebra.selection import Ranking
 from recoup.search.widths import Widths
 from recoup.structure.cost import cost, macs_by_call
 from recoup.structure.groups import Group, Structure
-from recoup.structure.trace import Traced, bare_plan
+from recoup.structure.trace import Traced, plain_cut
 from recoup.structure.verify import prove
 
 BISECTIONS = 12  # one channel in 4096
@@ -89,7 +89,7 @@ def _span(model: nn.Module, traced: Traced, widths: Widths, most: int) -> Span:
     nothing = _keep(widths, 0.0)
     full, floor = (cost(traced.structure, model, keep).macs for keep in (None, nothing))
     try:
-        smallest = recoup.apply(model, bare_plan(model, traced, nothing))
+        smallest = recoup.apply(model, plain_cut(model, traced, nothing))
         least = observe(smallest, traced.inputs.args).macs
     except Exception:  # too small for the model's own code: then what is in no layer counts as it was
         least = most - (full - floor)
@@ -120,7 +120,7 @@ def _widths(model: nn.Module, structure: Structure) -> Widths:
 def _prune(model: nn.Module, traced: Traced, keep: Tensor, row: OurRow) -> tuple[nn.Module | None, OurRow]:
     """The smaller model, unless it was refused, and the row with the proof."""
     try:
-        smaller, proof = prove(model, bare_plan(model, traced, keep), traced.inputs)
+        smaller, proof = prove(model, plain_cut(model, traced, keep), traced.inputs)
     except recoup.RecoupError as error:
         return None, replace(row, result="refused", why=brief(error))
     form = "class" if type(smaller) is type(model) else "graph"

@@ -145,11 +145,13 @@ def prune_command(as_json: bool, **given: Any) -> None:
     Give exactly one goal: --tolerance, --macs, --parameters or --width.
     """
     request = Request(**given)
-    with shown_progress() as progress, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # they are in the report, and noted below
+    with shown_progress() as progress, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)  # noted below, when the progress bar is gone
         report = _prune(request, progress)
-    for warning in report.warnings:
-        note(f"warning: {warning}")
+    for text in dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning and w.filename == __file__):
+        note(f"warning: {text}")
+    if report.form is not None:
+        note(f"the result is a standalone graph: {report.form}")
     if as_json:
         print_json({"folder": str(request.output), "model": request.model, "report": report.to_json()})
     else:

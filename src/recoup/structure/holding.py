@@ -15,14 +15,13 @@ from torch import Tensor, fx, nn
 
 from recoup.batches import Inputs
 from recoup.errors import RecoupError, VerificationError
-from recoup.plan import Plan
 from recoup.structure.capture import Captured, capture, module_path
 from recoup.structure.copying import working_copy
 from recoup.structure.folding import FOLDED
-from recoup.structure.groups import Group, Structure
+from recoup.structure.groups import Group, Structure, named_tensors
 from recoup.structure.operations import operation_name
 from recoup.structure.resize import Resized, resize
-from recoup.structure.surgery import hollow, zero_inputs
+from recoup.structure.surgery import bare_plan, hollow
 from recoup.structure.verify import prove
 
 # Cuts to try: the first mostly changes every number there is; chunks and slices may fit it by chance.
@@ -102,12 +101,6 @@ def _changed_numbers(captured: Captured, resized: Resized) -> set[tuple[str, int
     return found
 
 
-def cut_plan(structure: Structure, keep: Tensor) -> Plan:
-    """Slices alone, for a look at shapes."""
-    slices = structure.slices(keep)
-    return Plan(structure.masks(keep), slices, {}, {piece.tensor: structure.shapes[piece.tensor] for piece in slices})
-
-
 def difference(expected: fx.Graph, actual: Captured) -> str | None:
     """The first operation in which two graphs differ, or None."""
     left, right = list(expected.nodes), list(actual.graph.nodes)
@@ -141,20 +134,10 @@ def _failure(model: nn.Module, structure: Structure, groups: tuple[Group, ...], 
             keep[group.start + cut((~group.locked).nonzero().squeeze(1))] = False
             keep = structure.refill(keep, torch.arange(group.start, group.start + group.width))
         try:
-            prove(model, _zeroed(model, structure, keep), inputs)
+            prove(model, bare_plan(structure, named_tensors(model), keep), inputs)
         except VerificationError as error:
             return str(error).split("; it is not")[0]
     return None
-
-
-def _zeroed(model: nn.Module, structure: Structure, keep: Tensor) -> Plan:
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    weights = {
-        c.weight: zero_inputs(parameters[c.weight], structure.keep_indices(c.inputs, keep), c.input_dim)
-        for c in structure.consumers
-    }
-    plan = cut_plan(structure, keep)
-    return Plan(plan.keep, plan.slices, weights, {n: structure.shapes[n] for n in {*plan.shapes, *weights}})
 
 
 def _random_half(free: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -9,9 +10,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from recoup.errors import ArtefactError
-from recoup.plan import Plan, Slice
+from recoup.plan import GraphPlan, Plan, Slice
 from recoup.structure.copying import duplicate, light_copy, strip_hooks
-from recoup.structure.groups import named_tensors
+from recoup.structure.groups import Structure, named_tensors
 from recoup.structure.standalone import standalone
 
 _Places: TypeAlias = dict[int, list[tuple[dict[str, Any], str]]]
@@ -145,7 +146,21 @@ def _refresh_convolution(module: _ConvNd) -> None:
     module.in_channels, module.out_channels = (first, second) if module.transposed else (second, first)
 
 
-def zero_inputs(weight: Tensor, keep: Tensor, input_dim: int = 1) -> Tensor:
+def bare_plan(
+    structure: Structure, tensors: Mapping[str, Tensor], keep: Tensor, graph: GraphPlan | None = None
+) -> Plan:
+    """The plan that keeps `keep` and refits nothing: pruned inputs are only cut off."""
+    slices = structure.slices(keep)
+    weights = {
+        consumer.weight: _zero_inputs(tensors[consumer.weight], kept, consumer.input_dim)
+        for consumer in structure.consumers
+        if not bool((kept := structure.keep_indices(consumer.inputs, keep)).all())
+    }
+    shapes = {name: structure.shapes[name] for name in {*weights, *(piece.tensor for piece in slices)}}
+    return Plan(structure.masks(keep), slices, weights, shapes, graph=graph)
+
+
+def _zero_inputs(weight: Tensor, keep: Tensor, input_dim: int) -> Tensor:
     """A weight with zeros where an input, along `input_dim`, is not kept."""
     shape = [-1 if dim == input_dim else 1 for dim in range(weight.dim())]
     return weight.detach() * keep.to(weight.device).view(shape).to(weight.dtype)

@@ -27,7 +27,7 @@ from recoup.structure.holding import lock_what_breaks, why_not_held
 from recoup.structure.layout import layouts
 from recoup.structure.resize import resize
 from recoup.structure.standalone import Standalone, graph_plan, standalone, with_biases
-from recoup.structure.surgery import zero_inputs
+from recoup.structure.surgery import bare_plan
 from recoup.structure.walk import walk
 
 # A number of samples that tells growth with the batch from growth with its square or its half.
@@ -104,20 +104,9 @@ def trace_inputs(model: nn.Module, inputs: Inputs, *, keep_class: bool = False) 
         return _trace(model, inputs.first(1), keep_class=keep_class)
 
 
-def bare_plan(model: nn.Module, traced: Traced, keep: Tensor) -> Plan:
-    """The plan that keeps `keep` and refits nothing: pruned inputs are only cut off."""
-    structure = traced.structure
-    parameters = named_tensors(traced.host(model))
-    slices = structure.slices(keep)
-    weights = {
-        consumer.weight: zero_inputs(
-            parameters[consumer.weight], structure.keep_indices(consumer.inputs, keep), consumer.input_dim
-        )
-        for consumer in structure.consumers
-        if not bool(structure.keep_indices(consumer.inputs, keep).all())
-    }
-    shapes = {name: structure.shapes[name] for name in {*weights, *(piece.tensor for piece in slices)}}
-    return Plan(structure.masks(keep), slices, weights, shapes, graph=traced.graph(keep))
+def plain_cut(model: nn.Module, traced: Traced, keep: Tensor) -> Plan:
+    """The plan that keeps `keep` and refits nothing."""
+    return bare_plan(traced.structure, named_tensors(traced.host(model)), keep, traced.graph(keep))
 
 
 def _trace(model: nn.Module, sample: Inputs, *, keep_class: bool) -> Traced:
