@@ -18,6 +18,7 @@ from torch.utils._pytree import TreeSpec
 from recoup.batches import Inputs
 from recoup.errors import CaptureError
 from recoup.structure.copying import light_copy, working_copy
+from recoup.structure.operations import copied
 
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER)
 
@@ -108,9 +109,7 @@ def _with_stable_names(graph: fx.Graph) -> tuple[fx.Graph, dict[str, str]]:
 
     torch.export may call an input `input`, which a copy renames, as it is a name of Python's.
     """
-    copy = fx.Graph()
-    twins: dict[fx.Node, fx.Node] = {}
-    copy.output(copy.graph_copy(graph, twins))
+    copy, twins = copied(graph)
     return copy, {old.name: new.name for old, new in twins.items()}
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from recoup.errors import CaptureError
 from recoup.structure.capture import Captured
-from recoup.structure.operations import operation_name, writes
+from recoup.structure.operations import copied, operation_name, writes
 
 FOLDED = "folded."
 
@@ -42,7 +42,7 @@ def fold(captured: Captured) -> Folded:
     wanted = list(dict.fromkeys(source for _, source in _computed_places(captured.graph, constant)))
     if not wanted:
         return Folded(captured, ())
-    graph, twins = _copied(captured.graph)
+    graph, twins = copied(captured.graph)
     values = _evaluate(captured, constant, wanted)
     first = next(iter(graph.nodes))
     computed = {twins[node] for node in constant if node.op == "call_function"}
@@ -95,16 +95,6 @@ def _is_constant(node: fx.Node, constant: set[fx.Node]) -> bool:
 
 def _is_random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def _copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    copy = fx.Graph()
-    twins: dict[fx.Node, fx.Node] = {}
-    result = copy.graph_copy(graph, twins)
-    old = next(node for node in graph.nodes if node.op == "output")
-    copy.output(result)
-    twins[old] = next(node for node in copy.nodes if node.op == "output")
-    return copy, twins
 
 
 def _evaluate(captured: Captured, constant: set[fx.Node], wanted: list[fx.Node]) -> dict[fx.Node, Tensor]:

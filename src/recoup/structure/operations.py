@@ -1,4 +1,4 @@
-"""Names of operations: `conv2d` for aten.conv2d.default and for its in-place twin."""
+"""Graphs and their operations: names (`conv2d` for aten.conv2d.default and its in-place twin), writing, copying."""
 
 from __future__ import annotations
 
@@ -18,3 +18,11 @@ def writes(node: fx.Node) -> bool:
     """Whether an operation writes into one of its operands."""
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
+
+
+def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A copy of a graph, and the new node for each old one but the output."""
+    copy = fx.Graph()
+    twins: dict[fx.Node, fx.Node] = {}
+    copy.output(copy.graph_copy(graph, twins))
+    return copy, twins

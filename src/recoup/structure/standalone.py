@@ -14,7 +14,7 @@ from recoup.errors import CaptureError
 from recoup.plan import GraphPlan
 from recoup.structure.batching import Scaling, follow_batch
 from recoup.structure.capture import Captured
-from recoup.structure.operations import operation_name, writes
+from recoup.structure.operations import copied, operation_name, writes
 
 _WITH_BIAS = ("linear", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)))
 _CHECKS = ("_assert_tensor_metadata", "_assert_async", "_assert_scalar")
@@ -31,8 +31,7 @@ class Standalone(fx.GraphModule):
 
 def standalone(plan: GraphPlan, tensors: Mapping[str, Tensor]) -> Standalone:
     """The module that runs the plan's graph on `tensors`, by dotted name."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(plan.graph, {}))
+    graph, _ = copied(plan.graph)
     graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(list(plan.names), plan.inputs, plan.outputs)))
     device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
     held = {**tensors, **{name: value.to(device) for name, value in plan.constants.items()}}
@@ -64,8 +63,7 @@ def graph_plan(
 
 def with_biases(captured: Captured) -> tuple[Captured, frozenset[str]]:
     """`captured` with a bias of zeros wherever a dense layer has none, and the names of these."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(captured.graph, {}))
+    graph, _ = copied(captured.graph)
     tensors, values = dict(captured.tensors), dict(captured.values)
     places: dict[str, fx.Node] = {}
     for node in [node for node in graph.nodes if _lacks_bias(node, captured)]:
