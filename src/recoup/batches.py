@@ -47,6 +47,11 @@ class Inputs:
         size = self.size
         return self.map(lambda tensor: tensor[:count] if tensor.dim() and tensor.shape[0] == size else tensor)
 
+    def after(self, count: int) -> Inputs:
+        """All but the first `count` samples."""
+        size = self.size
+        return self.map(lambda tensor: tensor[count:] if tensor.dim() and tensor.shape[0] == size else tensor)
+
     def call(self, model: nn.Module) -> Any:
         """What the model returns for this call."""
         return model(*self.args, **self.kwargs)
@@ -66,6 +71,8 @@ def device_of(model: nn.Module) -> torch.device:
 
 def inputs_of(batch: Any, model: nn.Module) -> Inputs:
     """The call a batch stands for; labels are left out."""
+    if isinstance(batch, Inputs):
+        return batch
     if isinstance(batch, Tensor):
         return Inputs((batch,), {})
     if isinstance(batch, Mapping):
@@ -137,6 +144,26 @@ def length_of(batches: Iterable[Any]) -> int | None:
         return len(batches)  # type: ignore[arg-type]  # asking is the way to know
     except TypeError:
         return None
+
+
+def call_checked(model: Callable[..., Any], inputs: Inputs, number: object) -> Any:
+    """What the model returns, with an error that names the batch where it fails."""
+    try:
+        return model(*inputs.args, **inputs.kwargs)
+    except CalibrationError as error:
+        raise CalibrationError(f"calibration batch {number}: {error}") from error
+    except Exception as error:  # user code
+        raise CalibrationError(
+            f"calibration batch {number} of shape {inputs.shapes()} makes the model fail ({type(error).__name__}: "
+            f"{str(error)[:200]}). Every batch must have the form of the first one."
+        ) from error
+
+
+def check_finite(inputs: Inputs, number: object) -> None:
+    """Refuse a calibration batch with values that are not finite."""
+    for tensor in inputs.tensors():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise CalibrationError(f"calibration batch {number} holds NaN or infinite inputs. Remove or repair it.")
 
 
 def require_repeatable(batches: Iterable[Any], what: str) -> None:

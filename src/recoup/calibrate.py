@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 
 from recoup.algebra.linalg import live_rows
 from recoup.algebra.moments import Accumulator, Moments, sensitivity
-from recoup.algebra.patches import CHUNK_VALUES, Window, patch_rows, sample_positions
-from recoup.batches import Inputs, Stream, device_of, inputs_of, tensors_in
+from recoup.algebra.patches import Window, paired_rows
+from recoup.batches import Stream, call_checked, check_finite, device_of, inputs_of, tensors_in
 from recoup.errors import CalibrationError
 from recoup.observe import Observer
 from recoup.progress import Progress, silent
@@ -82,8 +83,12 @@ def calibrate(
     batches: Iterable[Any],
     settings: Settings | None = None,
     progress: Progress = silent,
+    *,
+    numbers: Iterable[object] | None = None,
 ) -> Calibration:
     """Statistics of every layer that reads prunable channels, from one pass over `batches`.
+
+    `numbers` are what messages call the batches by, 1, 2, 3 ... if not given.
 
     Memory: one float64 matrix of (inputs · kernel)² per such layer, plus a bounded number of patches at a time.
 
@@ -95,7 +100,7 @@ def calibrate(
     tensors = named_tensors(twin)
     recorders = {c.name: _Recorder(c, traced, tensors, settings) for c in watched(traced.structure)}
     observer = Observer({id(tensors[r.consumer.weight]): r.see for r in recorders.values()})
-    samples = _run(twin, batches, observer, progress)
+    samples = _run(twin, batches, observer, progress, itertools.count(1) if numbers is None else numbers)
     statistics = {name: recorder.statistics() for name, recorder in recorders.items()}
     parameters = {name: tensor.detach() for name, tensor in tensors.items()}
     return Calibration(traced, statistics, parameters, samples, settings)
@@ -127,45 +132,29 @@ def _alive(calibration: Calibration, group: Group) -> Tensor:
     return alive
 
 
-def _run(model: nn.Module, batches: Iterable[Any], observer: Observer, progress: Progress) -> int:
+def _run(
+    model: nn.Module, batches: Iterable[Any], observer: Observer, progress: Progress, numbers: Iterable[object]
+) -> int:
     stream = batches if isinstance(batches, Stream) else Stream(batches)
     device = device_of(model)
     samples = 0
-    for number, batch in enumerate(stream, start=1):
+    for done, (number, batch) in enumerate(zip(numbers, stream, strict=False), start=1):
         inputs = inputs_of(batch, model).to(device)
-        _check_finite(inputs, number)
+        check_finite(inputs, number)
         with torch.no_grad(), observer:
-            outputs = _call(model, inputs, number)
+            outputs = call_checked(model, inputs, number)
         _check_outputs(model, outputs, number)
         samples += inputs.size
-        progress("calibrate", number, stream.length)
+        progress("calibrate", done, stream.length)
     return samples
 
 
-def _call(model: nn.Module, inputs: Inputs, number: int) -> Any:
-    try:
-        return inputs.call(model)
-    except CalibrationError as error:
-        raise CalibrationError(f"calibration batch {number}: {error}") from error
-    except Exception as error:  # user code
-        raise CalibrationError(
-            f"calibration batch {number} of shape {inputs.shapes()} makes the model fail ({type(error).__name__}: "
-            f"{str(error)[:200]}). Every batch must have the form of the first one."
-        ) from error
-
-
-def _check_outputs(model: nn.Module, outputs: Any, number: int) -> None:
+def _check_outputs(model: nn.Module, outputs: Any, number: object) -> None:
     if not all(bool(tensor.isfinite().all()) for tensor in tensors_in(outputs)):
         raise CalibrationError(
             f"{type(model).__name__} returns NaN or infinite values for calibration batch {number}. Check its weights "
             "and how the inputs are normalised."
         )
-
-
-def _check_finite(inputs: Inputs, number: int) -> None:
-    for tensor in inputs.tensors():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise CalibrationError(f"calibration batch {number} holds NaN or infinite inputs. Remove or repair it.")
 
 
 class _Recorder:
@@ -185,24 +174,8 @@ class _Recorder:
         self._generator = torch.Generator().manual_seed(settings.seed)
 
     def see(self, inputs: Tensor, outputs: Tensor, window: Window | None, /) -> None:
-        if window is None:
-            self._see_linear(inputs, outputs)
-            return
-        count = outputs[0, 0].numel() if outputs.dim() == inputs.dim() else outputs[0].numel()
-        positions = sample_positions(count, self._positions, self._generator, inputs.device)
-        rows_of = outputs.reshape(len(inputs), -1, count)[:, :, positions].transpose(1, 2)  # (b, P, N)
-        for part, rows in patch_rows(inputs, window, positions):
-            self._add(rows, rows_of[part].flatten(0, 1))
-
-    def _see_linear(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Every leading dim but the first counts as positions."""
-        samples = len(inputs) if inputs.dim() > 1 else 1
-        rows = inputs.reshape(samples, -1, inputs.shape[-1])
-        targets = outputs.reshape(samples, -1, outputs.shape[-1])
-        positions = sample_positions(rows.shape[1], self._positions, self._generator, rows.device)
-        step = max(1, CHUNK_VALUES // max(1, rows.shape[2] * len(positions)))
-        for part, target in zip(rows.split(step), targets.split(step), strict=True):
-            self._add(part[:, positions].flatten(0, 1), target[:, positions].flatten(0, 1))
+        for rows, made in paired_rows(inputs, outputs, window, self._positions, self._generator):
+            self._add(rows, made)
 
     def _add(self, rows: Tensor, outputs: Tensor) -> None:
         if not bool(rows.isfinite().all()):

@@ -46,17 +46,26 @@ class Observer(TorchFunctionMode):
         """Run the operation, then tell."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        name = operation_name(func)
-        if name in _LAYERS:
-            call = {**dict(zip(_LAYERS[name], args, strict=False)), **kwargs}
-            listener = self._listeners.get(id(call.get("weight")))
-            if listener is not None:
-                inputs, window = _seen(name, call)
-                listener(inputs, result.detach(), window)
+        call = layer_call(func, args, kwargs)
+        listener = self._listeners.get(id(call.get("weight")))
+        if listener is not None:
+            inputs, window = read_by(func, call)
+            listener(inputs, result.detach(), window)
         return result
 
 
-def _seen(name: str, call: dict[str, Any]) -> tuple[Tensor, Window | None]:
+def layer_call(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a layer's call by name; empty for an operation that is no layer."""
+    name = operation_name(target)
+    return {**dict(zip(_LAYERS[name], args, strict=False)), **kwargs} if name in _LAYERS else {}
+
+
+def read_by(target: Any, call: Mapping[str, Any]) -> tuple[Tensor, Window | None]:
+    """What a layer reads, and the window it does so by (None: linear)."""
+    return _seen(operation_name(target), call)
+
+
+def _seen(name: str, call: Mapping[str, Any]) -> tuple[Tensor, Window | None]:
     """A layer's input as patches are taken from it: with a batch, and zeros between for a transposed convolution."""
     inputs = call["input"].detach()
     if not name.startswith("conv"):

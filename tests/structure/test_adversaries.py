@@ -208,7 +208,7 @@ def test_labels_in_a_column_are_class_numbers():
 def test_a_search_without_anything_to_visit_is_told_so():
     model, x = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4)), torch.randn(40, 3)
     with pytest.raises(LockedError, match=r"nothing to visit.*Settings\(classifier=True\)"):
-        recoup.prune(model, [x], validation=[(x, torch.arange(40) % 4)], tolerance=50.0)
+        recoup.prune(model, [x], validation=[(x, torch.arange(40) % 4)], tolerance=50.0, preset="paper")
 
 
 def test_returned_features_do_not_spare_the_blocks_before_them():
@@ -245,7 +245,7 @@ def test_too_few_samples_are_said_and_counted():
     with pytest.warns(
         UserWarning, match=r"1 of 1 refitted layers saw fewer samples than they have inputs \(2: 20 for 32\)"
     ):
-        result = recoup.prune(model, [torch.randn(20, 3)], budget=HALF)
+        result = recoup.prune(model, [torch.randn(20, 3)], budget=HALF, preset="paper")
     assert "warning: " in str(result.report)
     assert result.report.to_json()["warnings"]
     with warnings.catch_warnings():
@@ -258,7 +258,7 @@ def test_positions_of_tokens_are_sampled_and_chunked(monkeypatch):
     seen = recoup.calibrate(model, recoup.trace(model, x), [x], recoup.Settings(positions=10))
     assert seen.statistics["2"].moments.rows == 40
     whole = recoup.calibrate(model, recoup.trace(model, x), [x], recoup.Settings(positions=None))
-    monkeypatch.setattr(importlib.import_module("recoup.calibrate"), "CHUNK_VALUES", 1)
+    monkeypatch.setattr(importlib.import_module("recoup.algebra.patches"), "CHUNK_VALUES", 1)
     parts = recoup.calibrate(model, recoup.trace(model, x), [x], recoup.Settings(positions=None))
     torch.testing.assert_close(whole.statistics["2"].moments.scatter, parts.statistics["2"].moments.scatter)
 

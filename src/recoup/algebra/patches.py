@@ -92,3 +92,33 @@ def patch_rows(x: Tensor, window: Window, positions: Tensor) -> Iterator[tuple[s
         part = slice(start, start + step)
         gathered = flat[part][:, :, index]  # (b, C, P, K)
         yield part, gathered.permute(0, 2, 1, 3).reshape(-1, x.shape[1] * index.shape[1])
+
+
+def paired_rows(
+    inputs: Tensor, outputs: Tensor, window: Window | None, limit: int | None, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields what a layer read and what it made of it, row by row: (n, d) and (n, N), at up to `limit` positions.
+
+    The outputs of a convolution lie along dim 1, those of a linear layer (window None) along the last dim, whose
+    leading dims but the first count as positions.
+    """
+    if window is None:
+        yield from _linear_rows(inputs, outputs, limit, generator)
+        return
+    count = outputs[0, 0].numel() if outputs.dim() == inputs.dim() else outputs[0].numel()
+    positions = sample_positions(count, limit, generator, inputs.device)
+    rows_of = outputs.reshape(len(inputs), -1, count)[:, :, positions].transpose(1, 2)  # (b, P, N)
+    for part, rows in patch_rows(inputs, window, positions):
+        yield rows, rows_of[part].flatten(0, 1)
+
+
+def _linear_rows(
+    inputs: Tensor, outputs: Tensor, limit: int | None, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    samples = len(inputs) if inputs.dim() > 1 else 1
+    rows = inputs.reshape(samples, -1, inputs.shape[-1])
+    targets = outputs.reshape(samples, -1, outputs.shape[-1])
+    positions = sample_positions(rows.shape[1], limit, generator, rows.device)
+    step = max(1, CHUNK_VALUES // max(1, rows.shape[2] * len(positions)))
+    for part, target in zip(rows.split(step), targets.split(step), strict=True):
+        yield part[:, positions].flatten(0, 1), target[:, positions].flatten(0, 1)
