@@ -106,7 +106,7 @@ def traced_copy(name, width):
         return ZOO[name].build(width), traced
     form = dataclasses.replace(traced.form)
     form.__dict__.update(host=copy.deepcopy(traced.form.host), scaling=traced.form.scaling)
-    return form.host, dataclasses.replace(traced, form=form)
+    return form.host, dataclasses.replace(traced, standalone=form)
 
 
 def kinds(structure):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from recoup.structure.capture import Captured
 from recoup.structure.operations import operation_name
+
+Step: TypeAlias = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
 
 _NORMS = ("batch_norm",)
 _LAYERS = (*(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)), "convolution")
@@ -32,7 +34,7 @@ class _Stored:
 class Following:
     """A chain of operations, each acting on every output on its own: batch norm in eval mode, activations."""
 
-    steps: tuple[tuple[Any, tuple[Any, ...], Mapping[str, Any]], ...] = ()
+    steps: tuple[Step, ...] = ()
 
     def bind(self, tensors: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
         """The chain as a function of outputs (n, N), or None for an empty chain."""
@@ -52,13 +54,23 @@ def following(captured: Captured, node_name: str) -> Following:
     """The chain behind the node of that name: it ends where the value is used twice or meets another tensor."""
     node = next(n for n in captured.graph.nodes if n.name == node_name)
     steps = []
-    while (step := _next_step(node, captured)) is not None:
-        node, entry = step
+    while (found := _next_step(node, captured)) is not None:
+        node, entry = found
         steps.append(entry)
     return Following(tuple(steps))
 
 
-def _next_step(node: fx.Node, captured: Captured) -> tuple[fx.Node, tuple[Any, tuple[Any, ...], Any]] | None:
+def step(user: fx.Node, node: fx.Node, stored: Mapping[str, str]) -> Step:
+    """One operation of a chain: `user` acting on the value of `node`, and on `stored` tensors {node: tensor}."""
+
+    def stand_in(value: fx.Node) -> Any:
+        return _Output() if value is node else _Stored(stored[value.name])
+
+    args, kwargs = fx.node.map_arg(user.args, stand_in), fx.node.map_arg(user.kwargs, stand_in)
+    return user.target, tuple(args), dict(kwargs)
+
+
+def _next_step(node: fx.Node, captured: Captured) -> tuple[fx.Node, Step] | None:
     users = list(node.users)
     if len(users) != 1 or users[0].op != "call_function":
         return None
@@ -66,12 +78,7 @@ def _next_step(node: fx.Node, captured: Captured) -> tuple[fx.Node, tuple[Any, t
     others = [value for value in user.all_input_nodes if value is not node]
     if not _acts_alone(user, node) or any(value.name not in captured.tensors for value in others):
         return None
-
-    def stand_in(value: fx.Node) -> Any:
-        return _Output() if value is node else _Stored(captured.tensors[value.name])
-
-    args, kwargs = fx.node.map_arg(user.args, stand_in), fx.node.map_arg(user.kwargs, stand_in)
-    return user, (user.target, tuple(args), dict(kwargs))
+    return user, step(user, node, captured.tensors)
 
 
 def _acts_alone(user: fx.Node, node: fx.Node) -> bool:

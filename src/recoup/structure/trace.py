@@ -38,8 +38,8 @@ MANY = 5
 class Form:
     """What it takes to write the graph of a standalone result: the captured one and the layouts of its values.
 
-    `original` is the graph as captured from `model` for `sample`; `added` names biases that it did not have, `reason`
-    says why the model's own class would not do.
+    `original` is the graph as captured from `model` for `sample`; `added` names biases that it did not have. `reason`
+    says why the model's own class would not do, and is None where it does: the form then only serves to be looked into.
     """
 
     model: nn.Module
@@ -48,7 +48,7 @@ class Form:
     captured: Captured
     layouts: Mapping[str, Any]
     added: frozenset[str]
-    reason: str
+    reason: str | None
 
     @cached_property
     def scaling(self) -> Scaling:
@@ -59,7 +59,8 @@ class Form:
     @cached_property
     def host(self) -> Standalone:
         """The whole model in this form."""
-        whole = resize(self.captured, dict.fromkeys(self.layouts), torch.zeros(0, dtype=torch.bool))
+        as_they_are = {node.name: None for node in self.captured.graph.nodes}
+        whole = resize(self.captured, as_they_are, torch.zeros(0, dtype=torch.bool))
         tensors = {self.captured.tensors[name]: value for name, value in self.captured.values.items()}
         module = standalone(graph_plan(self.captured, whole.graph, {}, self.scaling, frozenset()), tensors)
         module.train(self.model.training)
@@ -77,14 +78,20 @@ class Form:
 class Traced:
     """A network's structure, what follows each consumer's output, and its residual blocks (names of groups).
 
-    `form` is there when the model's own class cannot hold other sizes and its standalone form is worked on instead.
+    Every model has a standalone form, to be run operation by operation; `form` is there when the model's own class
+    cannot hold other sizes and that form is worked on instead.
     """
 
     structure: Structure
     following: dict[str, Following]
     blocks: tuple[tuple[str, ...], ...]
     inputs: Inputs
-    form: Form | None = None
+    standalone: Form
+
+    @property
+    def form(self) -> Form | None:
+        """The standalone form if the result has it too."""
+        return None if self.standalone.reason is None else self.standalone
 
     def host(self, model: nn.Module) -> nn.Module:
         """The module to work on in the place of `model`."""
@@ -112,8 +119,12 @@ def plain_cut(model: nn.Module, traced: Traced, keep: Tensor) -> Plan:
 def _trace(model: nn.Module, sample: Inputs, *, keep_class: bool) -> Traced:
     original = capture(model, sample)
     if keep_class:
-        structure = lock_what_breaks(model, resolve(walk(original, sizes_stay=True), model, original)[0], sample)
-        return _traced(original, structure, sample, None)
+        captured, added = with_biases(original)
+        walked = walk(captured, sizes_stay=True)
+        structure, numbering = resolve(walked, model, captured)
+        own = lock_what_breaks(model, without(structure, added), sample)
+        ways = layouts(walked.labels, numbering, own)
+        return _traced(own, Form(model, sample, original, captured, ways, added, None))
     folded = fold(original)
     captured, added = with_biases(folded.captured)
     walked = walk(captured)
@@ -121,10 +132,8 @@ def _trace(model: nn.Module, sample: Inputs, *, keep_class: bool) -> Traced:
     ways = layouts(walked.labels, numbering, structure)
     own = without(structure, added)
     reason = why_not_held(model, sample, original, own, ways, folded.names)
-    if reason is None:
-        return _traced(captured, own, sample, None)
     form = Form(model, sample, original, captured, ways, added, reason)
-    return _traced(captured, with_every_bias(structure), sample, form)
+    return _traced(own if reason is None else with_every_bias(structure), form)
 
 
 def _repeated(sample: Inputs, count: int) -> Inputs:
@@ -134,6 +143,6 @@ def _repeated(sample: Inputs, count: int) -> Inputs:
     return sample.map(repeated)
 
 
-def _traced(captured: Captured, structure: Structure, sample: Inputs, form: Form | None) -> Traced:
-    chains = {consumer.name: following(captured, consumer.node) for consumer in structure.consumers}
-    return Traced(structure, chains, residual_blocks(structure, captured), sample, form)
+def _traced(structure: Structure, form: Form) -> Traced:
+    chains = {consumer.name: following(form.captured, consumer.node) for consumer in structure.consumers}
+    return Traced(structure, chains, residual_blocks(structure, form.captured), form.sample, form)
