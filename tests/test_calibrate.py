@@ -164,7 +164,9 @@ def test_a_data_loader_is_read_once():
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
     told = []
     loader = torch.utils.data.DataLoader(Images(), batch_size=6)
-    recoup.prune(model, loader, budget=recoup.Budget(width=0.5), progress=lambda *step: told.append(step))
+    recoup.prune(
+        model, loader, budget=recoup.Budget(width=0.5), preset="paper", progress=lambda *step: told.append(step)
+    )
     assert reads == list(range(24))
     assert [step for step in told if step[0] == "calibrate"] == [("calibrate", i, 4) for i in (1, 2, 3, 4)]
 

@@ -220,13 +220,16 @@ def test_tolerance_must_be_above_zero(model, out, no_work, tolerance):
     refused(result, 2, f"--tolerance must be above 0 points, got {tolerance}")
 
 
-def test_tolerance_needs_validation(model, out, no_work):
-    refused(prune(model, out, "--tolerance", 1), 2, "--tolerance needs --validation with labels")
+def test_the_published_search_needs_labels(model, out):
+    refused(prune(model, out, "--tolerance", 1, "--preset", "paper"), 2, "a tolerance needs something to measure")
 
 
-@pytest.mark.parametrize("goal", [("--tolerance", 1), ("--macs", 0.5)])
-def test_validation_without_labels(model, out, no_work, goal):
-    refused(prune(model, out, *goal, "--validation", "noise:8"), 2, "--validation noise:8 has no labels")
+@pytest.mark.parametrize("goal", [("--tolerance", 5), ("--macs", 0.5)])
+def test_validation_without_labels_measures_agreement(model, out, goal):
+    result = prune(model, out, *goal, "--validation", "noise:40", "--preset", "fast", "--json")
+    assert result.exit_code == 0, result.stderr
+    score = json.loads(result.stdout)["report"]["score"]
+    assert (score["what"], score["before"]) == ("agreement", 100.0)
 
 
 def test_two_goals_or_none(model, out, no_work):

@@ -36,6 +36,22 @@ def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
     return 100.0 * int(right) / seen
 
 
+def answers(model: nn.Module, batches: Iterable[Any]) -> Tensor:
+    """The place of the largest output for every sample (n,); labels in the batches are not looked at."""
+    device = device_of(model)
+    found = []
+    with evaluating(model):
+        for batch in Stream(batches, "validation"):
+            inputs = inputs_of(batch, model).to(device)
+            found.append(_scores(inputs.call(model), inputs.size).argmax(dim=1))
+    return torch.cat(found)
+
+
+def labels_of(model: nn.Module, batches: Iterable[Any]) -> Tensor:
+    """The label of every sample (n,)."""
+    return torch.cat([_labels(batch[1], inputs_of(batch, model).size) for batch in Stream(batches, "validation")])
+
+
 def divergence(model: nn.Module, original: nn.Module, batches: Iterable[Any]) -> float:
     """Mean Kullback-Leibler divergence of the model's class probabilities from the original's, in nats."""
     stream = Stream(batches, "validation")

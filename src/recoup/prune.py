@@ -1,8 +1,9 @@
-"""The whole method on one page: trace, calibrate, select, search, compensate, apply, prove."""
+"""The whole method on one page: trace, calibrate, select, search, recover, apply, prove."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -13,18 +14,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recoup.algebra.selection import Ranking
 from recoup.artefact import save
 from recoup.batches import Stream, device_of, inputs_of
-from recoup.calibrate import Calibration, calibrate
-from recoup.errors import CaptureError, LockedError, UsageError
-from recoup.evaluate import Evaluate, accuracy_on, checked
+from recoup.calibrate import Calibration
+from recoup.errors import CaptureError, LockedError
+from recoup.evaluate import Evaluate
+from recoup.goal import Goal
+from recoup.methods import method_for
 from recoup.plan import Plan
 from recoup.progress import Progress, silent
-from recoup.recover import compensate, select
-from recoup.report.content import Report, Score, group_rows
+from recoup.recover import select
+from recoup.report.content import Report, group_rows
 from recoup.report.inspection import Inspection, inspect_structure
-from recoup.search import Search, fit_budget, search
 from recoup.settings import Budget, Settings, find_preset
 from recoup.structure.cost import Cost, cost
 from recoup.structure.trace import Traced, trace_inputs
@@ -44,28 +45,6 @@ class Result:
         return save(folder, self.model, self.plan, self.report, source=source)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Goal:
-    """What is asked for: a tolerance on a measure, or a budget (the measure is then only reported)."""
-
-    tolerance: float | None
-    budget: Budget | None
-    measure: Evaluate | None
-
-    def __post_init__(self) -> None:
-        if (self.tolerance is None) == (self.budget is None):
-            raise UsageError("give either a tolerance, in points, or a budget, such as Budget(macs=0.5), not both.")
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise UsageError(
-                f"tolerance must be above 0 points, got {self.tolerance}. For a fixed size ask for a budget."
-            )
-        if self.tolerance is not None and self.measure is None:
-            raise UsageError(
-                "a tolerance needs something to measure: pass validation=batches of (inputs, labels), or evaluate=fn. "
-                "Without labels ask for a budget."
-            )
-
-
 def prune(
     model: nn.Module,
     calibration: Iterable[Any],
@@ -74,7 +53,8 @@ def prune(
     evaluate: Evaluate | None = None,
     tolerance: float | None = None,
     budget: Budget | None = None,
-    preset: str | Settings = "paper",
+    preset: str | Settings = "best",
+    refine: float = 0.0,
     keep_class: bool = False,
     progress: Progress = silent,
 ) -> Result:
@@ -84,53 +64,57 @@ def prune(
 
     Args:
         model: any module that `torch.export` captures; its device is where the work happens.
-        calibration: batches of inputs, labels not needed; read once, in bounded memory.
-        validation: labelled batches on which the tolerance is measured.
+        calibration: batches of inputs, labels not needed; a fifth of them is held out to judge the fits by.
+        validation: batches on which the tolerance is measured: accuracy if they carry labels, otherwise agreement with
+            the original; without it, agreement on the held-out calibration images.
         evaluate: measures a model in points, higher is better; in the place of `validation`.
         tolerance: how many points may be lost.
         budget: what share of the MACs, the parameters or every width to keep.
-        preset: a preset's name, "paper" or "released", or settings of your own.
+        preset: a preset's name, "best", "fast", "paper" or "released", or settings of your own.
+        refine: seconds of gradient-based refinement, block by block, at the end; off by default.
         keep_class: lock what the model's own class cannot hold at another size, rather than return a standalone graph.
         progress: called with the stage, the steps done and their number.
     """
     settings = find_preset(preset) if isinstance(preset, str) else preset
-    goal = Goal(tolerance, budget, _measure(validation, evaluate))
+    goal = Goal(tolerance, budget, validation, evaluate, refine, settings)
     clock = _Clock()
     with clock("trace"):
         batches = Stream(calibration)
         traced = _usable(model, batches.first, keep_class=keep_class)
         _require_prunable(model, traced)
     with clock("calibrate"):
-        seen = calibrate(model, traced, batches, settings, progress)
+        method = method_for(model, traced, batches, goal, progress)
+        seen = method.seen
     with clock("select"):
         rankings = select(seen, progress=progress)
     with clock("search"):
-        keep, found = _decide(model, seen, rankings, goal, progress)
-    with clock("compensate"):
-        plan = compensate(seen, keep)
+        keep, found = method.decide(rankings)
+    with clock("recover"):
+        chosen = method.recover(keep)
     with clock("prove"):
-        smaller, proof = prove(model, plan, traced.inputs)
+        smaller, proof = prove(model, chosen.plan, traced.inputs)
         if traced.form is not None:
             agree(model, traced.form.host, traced.inputs)
     with clock("measure"):
-        score = _score(model, smaller, goal, found)
+        score = method.score(smaller, found)
     before, after = _costs(model, smaller, seen, keep)
     report = Report(
         network=type(model).__name__,
         before=before,
         after=after,
         groups=group_rows(seen.structure, keep),
-        recovery=plan.recovery,
+        recovery=chosen.plan.recovery,
         proof=proof,
         samples=seen.samples,
         score=score,
         seconds=clock.seconds,
         settings=_described(settings),
         form=None if traced.form is None else traced.form.reason,
+        held_out=chosen.harms,
     )
     for warning in report.warnings:
         warnings.warn(warning, stacklevel=2)
-    return Result(smaller, plan, report)
+    return Result(smaller, chosen.plan, report)
 
 
 def _usable(model: nn.Module, example: Any, *, keep_class: bool) -> Traced:
@@ -167,33 +151,6 @@ def _require_prunable(model: nn.Module, traced: Traced) -> None:
     )
 
 
-def _measure(validation: Iterable[Any] | None, evaluate: Evaluate | None) -> Evaluate | None:
-    if validation is not None and evaluate is not None:
-        raise UsageError("give either validation= or evaluate=, not both.")
-    if evaluate is not None:
-        return checked(evaluate)
-    return accuracy_on(validation) if validation is not None else None
-
-
-def _decide(
-    model: nn.Module, seen: Calibration, rankings: dict[str, Ranking], goal: Goal, progress: Progress
-) -> tuple[Tensor, Search | None]:
-    """The mask over all channels, and the search that found it, if there was one."""
-    if goal.budget is not None:
-        return fit_budget(model, seen, rankings, goal.budget), None
-    assert goal.tolerance is not None and goal.measure is not None
-    found = search(model, seen, rankings, goal.measure, goal.tolerance, progress)
-    return found.keep, found
-
-
-def _score(model: nn.Module, smaller: nn.Module, goal: Goal, found: Search | None) -> Score | None:
-    if goal.measure is None:
-        return None
-    if found is None:
-        return Score(goal.measure(model), goal.measure(smaller), None, ())
-    return Score(found.base, found.base - found.drop, goal.tolerance, found.trials)
-
-
 def _costs(model: nn.Module, smaller: nn.Module, seen: Calibration, keep: Tensor) -> tuple[Cost, Cost]:
     """Before and after; the parameters after are counted on the smaller model, which may have new biases."""
     after = cost(seen.structure, model, keep).macs
@@ -205,6 +162,10 @@ def _described(settings: Settings) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return getattr(value, "__name__", type(value).__name__) if callable(value) else value
 
 

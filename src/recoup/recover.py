@@ -44,6 +44,14 @@ class Compensator:
 
     def plan(self, keep: Tensor) -> Plan:
         """The plan for a mask over all channels."""
+        weights, recovery = self._solutions(keep)
+        return assemble(self._calibration, keep, weights, recovery)
+
+    def weights(self, keep: Tensor) -> dict[str, Tensor]:
+        """The refitted tensors alone, at their original size."""
+        return self._solutions(keep)[0]
+
+    def _solutions(self, keep: Tensor) -> tuple[dict[str, Tensor], dict[str, Recovery]]:
         structure = self._calibration.structure
         weights: dict[str, Tensor] = {}
         recovery: dict[str, Recovery] = {}
@@ -52,19 +60,7 @@ class Compensator:
             if not bool(kept_inputs.all()):
                 layer, recovery[consumer.name] = self._solve(consumer, kept_inputs, keep)
                 weights.update(layer)
-        slices = (*structure.slices(keep), *self._slices_of_new_biases(weights, keep))
-        touched = {*weights, *(piece.tensor for piece in slices)}
-        shapes = {name: structure.shapes[name] for name in sorted(touched) if name in structure.shapes}
-        graph = self._calibration.traced.graph(keep, frozenset(weights))
-        return Plan(structure.masks(keep), slices, weights, shapes, recovery, graph)
-
-    def _slices_of_new_biases(self, weights: Mapping[str, Tensor], keep: Tensor) -> list[Slice]:
-        """A bias that its layer did not have before loses the same outputs as the weight."""
-        structure = self._calibration.structure
-        pairs = [(bias, consumer.outputs) for consumer in structure.consumers for bias in consumer.biases]
-        new = {bias: outputs for bias, outputs in pairs if bias in weights and bias not in structure.shapes}
-        masks = {bias: structure.keep_indices(outputs, keep) for bias, outputs in new.items()}
-        return [Slice(bias, 0, mask.nonzero().squeeze(1)) for bias, mask in masks.items() if not bool(mask.all())]
+        return weights, recovery
 
     def _solve(self, consumer: Consumer, kept: Tensor, keep: Tensor) -> tuple[dict[str, Tensor], Recovery]:
         key = (consumer.name, kept.numpy().tobytes())
@@ -78,6 +74,26 @@ class Compensator:
         known = [key for key in self._solved if key[0] == name]
         for key in known[: max(0, len(known) + 1 - most)]:
             del self._solved[key]
+
+
+def assemble(
+    calibration: Calibration, keep: Tensor, weights: Mapping[str, Tensor], recovery: Mapping[str, Recovery]
+) -> Plan:
+    """The plan that keeps `keep` and writes `weights`."""
+    structure = calibration.structure
+    slices = (*structure.slices(keep), *_slices_of_new_biases(structure, weights, keep))
+    touched = {*weights, *(piece.tensor for piece in slices)}
+    shapes = {name: structure.shapes[name] for name in sorted(touched) if name in structure.shapes}
+    graph = calibration.traced.graph(keep, frozenset(weights))
+    return Plan(structure.masks(keep), slices, weights, shapes, recovery, graph)
+
+
+def _slices_of_new_biases(structure: Structure, weights: Mapping[str, Tensor], keep: Tensor) -> list[Slice]:
+    """A bias that its layer did not have before loses the same outputs as the weight."""
+    pairs = [(bias, consumer.outputs) for consumer in structure.consumers for bias in consumer.biases]
+    new = {bias: outputs for bias, outputs in pairs if bias in weights and bias not in structure.shapes}
+    masks = {bias: structure.keep_indices(outputs, keep) for bias, outputs in new.items()}
+    return [Slice(bias, 0, mask.nonzero().squeeze(1)) for bias, mask in masks.items() if not bool(mask.all())]
 
 
 def keep_mask(calibration: Calibration, keep: Tensor | Mapping[str, Tensor]) -> Tensor:

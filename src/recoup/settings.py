@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -15,6 +15,9 @@ Weighting = Literal["slope", "none"]
 Constraint = Literal["step", "global"]
 Order = Literal["bottom-up", "top-down", "random"]
 Unit = Literal["layer", "block"]
+Method = Literal["binary", "measured"]
+Way = Literal["once", "sequence"]
+Outputs = Literal["auto", "classes", "values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,17 @@ class Settings:
     rescale: scale every refitted output back to its original variance.
     ridge: added to the diagonal of a covariance, relative to its mean.
     positions: output positions per image and batch that enter the statistics; None for all.
+    search: "binary" is the paper's structural search, layer by layer, and the same share of every group for a budget;
+        "measured" asks the network what each group is worth and allots accordingly.
+    recovery: "once" from the statistics of the original network; "sequence" layer by layer in the pruned one, where
+        held-out images show that to be better.
+    ridges: strengths, relative as `ridge`, of the pull towards the one-pass weights that held-out images choose from
+        when a layer is refitted in sequence; infinity stays there.
+    joint: Gauss-Newton steps on every pair of layers with pruned channels between them, after the layers themselves.
+    span: how many such pairs a stretch holds that `refine` works on.
+    confidence: with which the tolerance holds on images that were not looked at; None to ask it only of the others.
+    outputs: "classes" are compared by their divergence, "values" by their squared error; "auto" takes a single output
+        of shape (samples, n) for classes.
     steps: bisections per layer of the structural search.
     constraint: "step" allows layer i of L the share i/L of the tolerance; "global" all of it from the start.
     order: in which the search visits layers.
@@ -42,6 +56,13 @@ class Settings:
     rescale: bool = False
     ridge: float = 1e-6
     positions: int | None = 256
+    search: Method = "binary"
+    recovery: Way = "once"
+    ridges: tuple[float, ...] = (1e-4, 1e-2, 1e-1, 1.0, math.inf)
+    joint: int = 0
+    span: int = 1
+    confidence: float | None = None
+    outputs: Outputs = "auto"
     steps: int = 3
     constraint: Constraint = "step"
     order: Order = "bottom-up"
@@ -56,7 +77,16 @@ class Settings:
         _one_of("constraint", self.constraint, get_args(Constraint))
         _one_of("order", self.order, get_args(Order))
         _one_of("unit", self.unit, get_args(Unit))
+        _one_of("search", self.search, get_args(Method))
+        _one_of("recovery", self.recovery, get_args(Way))
+        _one_of("outputs", self.outputs, get_args(Outputs))
         _at_least("ridge", self.ridge, 0)
+        if not self.ridges or not all(ridge >= 0 for ridge in self.ridges):
+            raise UsageError(f"ridges must be numbers of at least 0, one or more of them, got {self.ridges}.")
+        _at_least("joint", self.joint, 0)
+        _whole("span", self.span)
+        if self.confidence is not None and not 0.5 <= self.confidence < 1:
+            raise UsageError(f"confidence must be None or lie from 0.5 to below 1, got {self.confidence}.")
         _whole("steps", self.steps)
         _whole("multiple_of", 1 if self.multiple_of == "device" else self.multiple_of)
         _whole("positions", 1 if self.positions is None else self.positions)
@@ -125,8 +155,22 @@ def _whole(what: str, value: int) -> None:
         raise UsageError(f"{what} must be a whole number of at least 1, got {value}.")
 
 
+_BEST = Settings(
+    selector="backward",
+    weighting="none",
+    positions=64,
+    search="measured",
+    recovery="sequence",
+    joint=2,
+    confidence=0.95,
+)
+
 PRESETS: Mapping[str, Settings] = MappingProxyType(
     {
+        # All that pays, see docs/results.md.
+        "best": _BEST,
+        # The same but for the joint refits, which take most of the time.
+        "fast": replace(_BEST, joint=0),
         # The paper as printed, with normalised weights and the tolerance split by layer that its text describes.
         "paper": Settings(),
         # The code its authors released: no slope weights, outputs rescaled to their old variance.

@@ -35,7 +35,18 @@ from recoup.report.content import Report
 from recoup.settings import Budget, Settings, find_preset
 
 GOALS = ("tolerance", "macs", "parameters", "width")
-SETTINGS = ("selector", "ridge", "order", "constraint", "unit", "steps", "positions", "multiple_of", "seed")
+SETTINGS = (
+    "selector",
+    "ridge",
+    "order",
+    "constraint",
+    "unit",
+    "steps",
+    "positions",
+    "confidence",
+    "multiple_of",
+    "seed",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +69,8 @@ class Request:
     unit: str | None
     steps: int | None
     positions: int | None
+    confidence: float | None
+    refine: float
     multiple_of: int | None
     keep_class: bool
     calibration_images: int | None
@@ -82,11 +95,6 @@ class Request:
                 f"--tolerance must be above 0 points, got {self.tolerance:g}. For a fixed size give --macs, "
                 "--parameters or --width, the share to keep."
             )
-        if self.validation is None:
-            raise UsageError(
-                "--tolerance needs --validation with labels, on which the points are measured. Without labels give "
-                "--macs, --parameters or --width."
-            )
         return None
 
     def settings(self) -> Settings:
@@ -100,14 +108,16 @@ class Request:
 
 
 goal_options = combined(
-    click.option("--tolerance", metavar="P", type=float, help="Lose at most P points of validation accuracy, or"),
+    click.option("--tolerance", metavar="P", type=float, help="Lose at most P points of accuracy, or"),
     click.option("--macs", metavar="F", type=float, help="keep the share F of the multiply-accumulates, or"),
     click.option("--parameters", metavar="F", type=float, help="keep the share F of the parameters, or"),
     click.option("--width", metavar="F", type=float, help="keep the share F of every group's channels."),
 )
 
 setting_options = combined(
-    click.option("--preset", default="paper", show_default=True, metavar="NAME", help="Settings: paper or released."),
+    click.option(
+        "--preset", default="best", show_default=True, metavar="NAME", help="Settings: best, fast, paper, released."
+    ),
     click.option("--selector", metavar="NAME", help="Ranks channels: forward, backward, l2, random."),
     click.option("--ridge", metavar="R", type=float, help="Added to a covariance, relative to its mean diagonal."),
     click.option("--order", metavar="NAME", help="Of the search: bottom-up, top-down, random."),
@@ -115,13 +125,17 @@ setting_options = combined(
     click.option("--unit", metavar="NAME", help="Of the search: layer or block."),
     click.option("--steps", metavar="K", type=int, help="Bisections per unit of the search."),
     click.option("--positions", metavar="N", type=int, help="Output positions per image that are looked at."),
+    click.option(
+        "--confidence", metavar="C", type=float, help="That the tolerance holds on other images, such as 0.95."
+    ),
+    click.option("--refine", metavar="S", type=float, default=0.0, help="Seconds of refinement, block by block."),
     click.option("--multiple-of", metavar="N", type=int, help="Keep widths to multiples of N, such as 8."),
     click.option("--keep-class", is_flag=True, help="Lock what the model's class cannot hold; no standalone graph."),
 )
 
 data_options = combined(
     click.option("--calibration", metavar="DATA", required=True, help="Inputs to learn from; labels are not needed."),
-    click.option("--validation", metavar="DATA", help="Labelled inputs on which accuracy is measured."),
+    click.option("--validation", metavar="DATA", help="Inputs to measure on: accuracy, or without labels agreement."),
     number_of_images("--calibration-images", "At most N images, drawn at random."),
     number_of_images("--validation-images", "At most N images, drawn at random."),
     batch_size_option,
@@ -175,6 +189,7 @@ def _prune(request: Request, progress: Progress) -> Report:
         tolerance=request.tolerance,
         budget=budget,
         preset=settings,
+        refine=request.refine,
         keep_class=request.keep_class,
         progress=progress,
     )
@@ -188,13 +203,7 @@ def _open(spec: str, opened: OpenModel, request: Request, limit: int | None) -> 
 def _open_validation(opened: OpenModel, request: Request) -> Data | None:
     if request.validation is None:
         return None
-    data = _open(request.validation, opened, request, request.validation_images)
-    if not data.labelled:
-        raise UsageError(
-            f"--validation {request.validation} has no labels, so accuracy cannot be measured on it. Give labelled "
-            "data, or leave it out and give --macs, --parameters or --width."
-        )
-    return data
+    return _open(request.validation, opened, request, request.validation_images)
 
 
 def _save(result: Result, request: Request) -> Report:
@@ -203,7 +212,7 @@ def _save(result: Result, request: Request) -> Report:
 
 
 def _print(report: Report) -> None:
-    scores = {} if report.score is None else {"Accuracy": (report.score.before, report.score.after)}
+    scores = {} if report.score is None else {report.score.what.capitalize(): (report.score.before, report.score.after)}
     print_costs(report, scores)
     print_widths(report.groups)
 

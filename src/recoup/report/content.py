@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -31,12 +31,16 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Points of the original and of the smaller model, the tolerance asked for (None: a budget), and every trial."""
+    """Points of the original and of the smaller model, the tolerance asked for (None: a budget), and every trial.
+
+    `what` the points are of: "accuracy", "agreement" with the original, or the caller's own "score".
+    """
 
     before: float
     after: float
     tolerance: float | None
     trials: tuple[Trial, ...]
+    what: str = "score"
 
     @property
     def drop(self) -> float:
@@ -46,7 +50,10 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The whole story of one pruning; `form` says why the result is a standalone graph, None if it is not."""
+    """The whole story of one pruning; `form` says why the result is a standalone graph, None if it is not.
+
+    `held_out` is what each variant of the recovery did to the outputs on held-out images; the least was kept.
+    """
 
     network: str
     before: Cost
@@ -59,6 +66,7 @@ class Report:
     seconds: Mapping[str, float]
     settings: Mapping[str, Any]
     form: str | None = None
+    held_out: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def macs_removed(self) -> float:
@@ -98,7 +106,11 @@ class Report:
             f"parameters {self.before.parameters:,} -> {self.after.parameters:,} (-{self.parameters_removed:.1%})"
         ]
         if self.score is not None:
-            lines.append(f"score {self.score.before:.2f} -> {self.score.after:.2f} ({-self.score.drop:+.2f} points)")
+            change = f"{self.score.before:.2f} -> {self.score.after:.2f} ({-self.score.drop:+.2f} points)"
+            lines.append(f"{self.score.what} {change}")
+        if self.held_out:
+            harms = ", ".join(f"{name} {harm:.4f}" for name, harm in self.held_out.items())
+            lines.append(f"harm to the outputs on held-out images: {harms}")
         if self.form is not None:
             lines.append(f"the result is a standalone graph: {self.form}")
         lines.append(f"proof: smaller = masked original to {self.proof.difference:.1e}")

@@ -30,15 +30,23 @@ class Widths:
 
     def keep(self, groups: Iterable[Group], share: float, start: Tensor) -> Tensor:
         """`start` with each of `groups` cut to the best `share` of its free channels; no layer is left empty."""
-        keep = start.clone()
+        keep = start
         for group in groups:
-            order = self.rankings[group.name].order.cpu() + group.start
             count = group.width - group.free + math.ceil(share * group.free - ROUNDING)
-            keep[group.channels] = False
-            keep[order[:count]] = True
-            keep = self.structure.refill(keep & ~self.dead, order)
-            keep = self._rounded(keep, group, order)
+            keep = self.cut(group, count, keep)
         return keep
+
+    def cut(self, group: Group, count: int, start: Tensor) -> Tensor:
+        """`start` with `group` cut to the best `count` channels, or a few more where a layer needs them."""
+        keep, order = start.clone(), self.order(group)
+        keep[group.channels] = False
+        keep[order[:count]] = True
+        keep = self.structure.refill(keep & ~self.dead, order)
+        return self._rounded(keep, group, order)
+
+    def order(self, group: Group) -> Tensor:
+        """The group's channels, by their numbers among all channels, the best first."""
+        return self.rankings[group.name].order.cpu() + group.start
 
     def _rounded(self, keep: Tensor, group: Group, order: Tensor) -> Tensor:
         """`keep` with channels put back until every layer's outputs are a multiple."""

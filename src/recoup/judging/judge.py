@@ -1,0 +1,78 @@
+"""What a candidate has lost, and how much it may have lost given that only so many images were looked at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from recoup.batches import Stream, is_labelled_pair, require_repeatable
+from recoup.evaluate import Evaluate, answers, labels_of
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Points lost on the images that were looked at, and an upper bound for images that were not."""
+
+    score: float
+    drop: float
+    bound: float
+
+
+class Judge(Protocol):
+    """Knows what the original scores, in points, and compares candidates with it."""
+
+    base: float
+    what: str
+
+    def __call__(self, candidate: nn.Module, /) -> Verdict:
+        """What the candidate has lost."""
+        ...
+
+
+class ByMeasure:
+    """The caller's own number: nothing is known of its error, so the bound is the drop itself."""
+
+    what = "score"
+
+    def __init__(self, model: nn.Module, measure: Evaluate) -> None:
+        self._measure = measure
+        self.base = measure(model)
+
+    def __call__(self, candidate: nn.Module, /) -> Verdict:
+        """What the measure says."""
+        score = self._measure(candidate)
+        return Verdict(score, self.base - score, self.base - score)
+
+
+class ByImages:
+    """Accuracy on labelled images; on unlabelled ones agreement with the original's own answers, whose base is 100.
+
+    The drop is a mean of differences between two networks on the same n images, -1, 0 or 1 each. By the central limit
+    theorem the drop on all images lies below mean + z · deviation / √n with probability `confidence`.
+    """
+
+    def __init__(self, model: nn.Module, batches: Iterable[Any], confidence: float) -> None:
+        require_repeatable(batches, "validation")
+        self._batches, self._z = batches, NormalDist().inv_cdf(confidence)
+        is_labelled = is_labelled_pair(Stream(batches, "validation").first, model)
+        self.what = "accuracy" if is_labelled else "agreement"
+        given = answers(model, batches)
+        self._truth = labels_of(model, batches).to(given.device) if is_labelled else given
+        self._right = given == self._truth
+        self.base = 100.0 * float(self._right.double().mean())
+
+    def __call__(self, candidate: nn.Module, /) -> Verdict:
+        """Points lost, and the bound on them."""
+        right = answers(candidate, self._batches) == self._truth
+        lost = self._right.double() - right.double()
+        return Verdict(100 * float(right.double().mean()), 100 * float(lost.mean()), 100 * self._bound(lost))
+
+    def _bound(self, lost: Tensor) -> float:
+        deviation = float(lost.std(correction=0)) if torch.any(lost != lost[0]) else 0.0
+        return float(lost.mean()) + self._z * deviation / math.sqrt(len(lost))

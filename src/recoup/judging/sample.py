@@ -1,0 +1,134 @@
+"""The calibration images that later stages come back to, a part of them held out of every fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recoup.batches import Inputs, Stream, check_finite, device_of, inputs_of
+from recoup.errors import CalibrationError
+
+# One image in five is held out, to judge the fits by.
+HELD_OUT = 5
+# How much of itself a blended image keeps; the rest is another image. Networks know the images they were trained on by
+# heart, and their answers hardly change there; between two images they behave as on new ones (docs/results.md).
+OWN_SHARE = 0.8
+# Bytes of inputs in a batch: large enough to keep a GPU busy, small enough for the caches of a CPU.
+BATCH_BYTES = {"cuda": 64 << 20, "cpu": 4 << 20}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """Batches, on the device they came on; those at the places `seen` are for fitting, those at `held` for judging.
+
+    `numbers` says which of the caller's batches each is made of, the first being 1.
+    """
+
+    batches: tuple[Inputs, ...]
+    numbers: tuple[str, ...]
+    seen: tuple[int, ...]
+    held: tuple[int, ...]
+    device: torch.device
+
+    @property
+    def size(self) -> int:
+        """Number of images."""
+        return sum(batch.size for batch in self.batches)
+
+    def judging(self) -> list[Inputs]:
+        """Held-out images, each blended with another one."""
+        return [blended(self.batches[place]).to(self.device) for place in self.held]
+
+
+def sample_of(model: nn.Module, batches: Iterable[Any]) -> Sample:
+    """All of `batches`, put together to a size that suits the device, the last fifth of each held out.
+
+    Raises:
+        CalibrationError: there are too few images to hold some out.
+    """
+    device = device_of(model)
+    stream = batches if isinstance(batches, Stream) else Stream(batches)
+    given = (_checked(inputs_of(batch, model), number) for number, batch in enumerate(stream, start=1))
+    parts: list[Inputs] = []
+    numbers: list[str] = []
+    held: list[int] = []
+    for number, inputs in _regrouped(given, BATCH_BYTES.get(device.type, BATCH_BYTES["cpu"])):
+        count = inputs.size // HELD_OUT
+        parts.append(inputs.first(inputs.size - count))
+        if count:
+            held.append(len(parts))
+            parts.append(inputs.after(inputs.size - count))
+        numbers += [number] * (len(parts) - len(numbers))
+    held = held or _whole_batches(len(parts))
+    if not held:
+        raise CalibrationError(
+            f"{sum(part.size for part in parts)} calibration images are too few: a fifth of them is held out to judge "
+            "the fits by. Give a few hundred, or use preset='paper', which fits in one pass."
+        )
+    seen = tuple(place for place in range(len(parts)) if place not in set(held))
+    return Sample(tuple(parts), tuple(numbers), seen, tuple(held), device)
+
+
+def _whole_batches(count: int) -> list[int]:
+    """Places to hold out where every batch is too small to be divided."""
+    return list(range(HELD_OUT - 1, count, HELD_OUT)) or ([count - 1] if count > 1 else [])
+
+
+def _checked(inputs: Inputs, number: int) -> Inputs:
+    check_finite(inputs, number)
+    return inputs
+
+
+def _regrouped(batches: Iterable[Inputs], limit: int) -> Iterator[tuple[str, Inputs]]:
+    """The same samples in batches of up to `limit` bytes, or as they came where they are larger or of other shapes.
+
+    With each come the numbers of the batches in it.
+    """
+    waiting: list[Inputs] = []
+    first = 1
+    for number, inputs in enumerate(batches, start=1):
+        if waiting and (not _fit_together(waiting[-1], inputs) or _bytes([*waiting, inputs]) > limit):
+            yield _numbers(first, len(waiting)), _joined(waiting)
+            waiting, first = [], number
+        waiting.append(inputs)
+    if waiting:
+        yield _numbers(first, len(waiting)), _joined(waiting)
+
+
+def _numbers(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first} to {first + count - 1}"
+
+
+def _bytes(parts: list[Inputs]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for part in parts for tensor in part.tensors())
+
+
+def _fit_together(left: Inputs, right: Inputs) -> bool:
+    """Whether every tensor has a batch dim and the rest of its shape in common with its counterpart."""
+    pairs = list(zip(left.tensors(), right.tensors(), strict=False))
+    same = all(a.dim() and b.dim() and a.shape[1:] == b.shape[1:] for a, b in pairs)
+    sized = all(len(tensor) == part.size for part in (left, right) for tensor in part.tensors() if tensor.dim())
+    return same and sized and len(left.tensors()) == len(right.tensors())
+
+
+def _joined(parts: list[Inputs]) -> Inputs:
+    if len(parts) == 1:
+        return parts[0]
+    columns = iter(list(zip(*(part.tensors() for part in parts), strict=True)))
+    return parts[0].map(lambda _: torch.cat(next(columns)))
+
+
+def blended(inputs: Inputs) -> Inputs:
+    """Every sample mixed with its neighbour; what is not real-valued stays as it is."""
+    size = inputs.size
+
+    def mixed(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() or not tensor.dim() or tensor.shape[0] != size:
+            return tensor
+        return OWN_SHARE * tensor + (1 - OWN_SHARE) * tensor.roll(1, dims=0)
+
+    return inputs.map(mixed)

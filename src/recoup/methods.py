@@ -1,0 +1,169 @@
+"""The stages of pruning in the two ways there are: as published, or measured and judged on held-out images."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from recoup.algebra.selection import Ranking
+from recoup.batches import Stream
+from recoup.calibrate import calibrate
+from recoup.errors import CaptureError
+from recoup.goal import Goal
+from recoup.judging.harm import Reference
+from recoup.judging.judge import ByImages, ByMeasure, Judge
+from recoup.judging.sample import sample_of
+from recoup.progress import Progress
+from recoup.recover import Compensator
+from recoup.report.content import Score
+from recoup.search import (
+    Allocator,
+    Search,
+    Trial,
+    allocator,
+    bolder_share,
+    fit_budget,
+    keep_within,
+    search,
+    search_share,
+)
+from recoup.structure.surgery import apply
+from recoup.structure.trace import Traced
+from recoup.variants import Chosen, Recoverer
+
+# The confidence at which the bound of a drop is the drop itself.
+EVEN_ODDS = 0.5
+# By how much joint refits lower a drop: a share that quick recovery takes so far beyond the tolerance is tried first.
+BOLDNESS = 1.4
+
+
+class Published:
+    """As the paper has it: all images in one pass, a binary search layer by layer, one-pass compensation."""
+
+    def __init__(self, model: nn.Module, traced: Traced, batches: Stream, goal: Goal, progress: Progress) -> None:
+        self._model, self._goal, self._progress = model, goal, progress
+        self.seen = calibrate(model, traced, batches, goal.settings, progress)
+
+    def decide(self, rankings: Mapping[str, Ranking]) -> tuple[Tensor, Search | None]:
+        """The mask over all channels, and the search that found it, if there was one."""
+        if self._goal.budget is not None:
+            return fit_budget(self._model, self.seen, rankings, self._goal.budget), None
+        assert self._goal.tolerance is not None and self._goal.measure is not None
+        found = search(self._model, self.seen, rankings, self._goal.measure, self._goal.tolerance, self._progress)
+        return found.keep, found
+
+    def recover(self, keep: Tensor) -> Chosen:
+        """The plan that keeps `keep`."""
+        return Chosen(Compensator(self.seen).plan(keep), {})
+
+    def score(self, smaller: nn.Module, found: Search | None) -> Score | None:
+        """What was measured of both models."""
+        if found is not None:
+            return Score(found.base, found.base - found.drop, self._goal.tolerance, found.trials, self._what)
+        measure = self._goal.measure
+        return None if measure is None else Score(measure(self._model), measure(smaller), None, (), self._what)
+
+    @property
+    def _what(self) -> str:
+        return "accuracy" if self._goal.evaluate is None else "score"
+
+
+class Measured:
+    """Beyond the paper: widths by what each group is worth, recovery in sequence, judged on held-out images."""
+
+    def __init__(self, model: nn.Module, traced: Traced, batches: Stream, goal: Goal, progress: Progress) -> None:
+        self._model, self._goal, self._progress = model, goal, progress
+        self._sample = sample_of(model, batches)
+        sample, settings = self._sample, goal.settings
+        fitting = [sample.batches[place] for place in sample.seen]
+        numbers = [sample.numbers[place] for place in sample.seen]
+        seen = calibrate(model, traced, fitting, settings, progress, numbers=numbers)
+        self.seen = replace(seen, samples=sample.size)
+        numbers = [sample.numbers[place] for place in sample.held]
+        self._reference = Reference(traced.standalone.host, sample.judging(), settings.outputs, numbers)
+        self._recoverer = Recoverer(self.seen, self._sample, self._reference)
+        self._chosen: Chosen | None = None
+
+    def decide(self, rankings: Mapping[str, Ranking]) -> tuple[Tensor, Search | None]:
+        """The mask over all channels, and the search that found it, if there was one."""
+        budget = self._goal.budget
+        if budget is not None and (budget.of == "width" or self._goal.settings.search == "binary"):
+            return fit_budget(self._model, self.seen, rankings, budget), None
+        of = "macs" if budget is None else budget.of
+        allocation = allocator(self._model, self.seen, rankings, self._reference, of, self._progress)
+        if budget is not None:
+            return keep_within(allocation, budget), None
+        found = self._search(allocation)
+        return found.keep, found
+
+    def recover(self, keep: Tensor) -> Chosen:
+        """The plan that keeps `keep`, the best variant of it."""
+        chosen = self._chosen or self._recoverer.plan(keep, self._progress)
+        if self._goal.refine and chosen.plan.weights:
+            chosen = self._recoverer.refined(chosen, keep, self._goal.refine, self._progress)
+        return chosen
+
+    def score(self, smaller: nn.Module, found: Search | None) -> Score | None:
+        """What was measured of both models."""
+        if found is not None and not self._goal.refine:
+            return Score(found.base, found.base - found.drop, self._goal.tolerance, found.trials, self._judge.what)
+        if found is None and self._goal.validation is None and self._goal.evaluate is None:
+            return None
+        trials = () if found is None else found.trials
+        return Score(self._judge.base, self._judge(smaller).score, self._goal.tolerance, trials, self._judge.what)
+
+    def _search(self, allocation: Allocator) -> Search:
+        """Quick recoveries find the share; where joint refits are asked for, one bolder share is tried with them."""
+        tolerance = self._goal.tolerance
+        assert tolerance is not None
+        quick: dict[bytes, Chosen] = {}
+
+        def candidate(keep: Tensor) -> nn.Module:
+            quick[keep.numpy().tobytes()] = self._recoverer.plan(keep, quick=True)
+            return apply(self._model, quick[keep.numpy().tobytes()].plan)
+
+        found = search_share(allocation, candidate, self._judge, tolerance, self._progress)
+        self._chosen = quick.get(found.keep.numpy().tobytes())
+        bolder = bolder_share(found.trials, BOLDNESS * tolerance) if self._goal.settings.joint else None
+        keeps = [found.keep] if bolder is None else [allocation.keep(bolder), found.keep]
+        for keep in keeps if self._goal.settings.joint and self._chosen is not None else ():
+            chosen = self._recoverer.plan(keep, self._progress)
+            verdict = self._judge(apply(self._model, chosen.plan))
+            trial = Trial(("all groups, refitted jointly",), allocation.share(keep), verdict.bound, tolerance)
+            found = replace(found, trials=(*found.trials, trial))
+            if trial.accepted:
+                self._chosen = chosen
+                return replace(found, keep=keep, drop=verdict.drop)
+        return found
+
+    @cached_property
+    def _judge(self) -> Judge:
+        return self._new_judge()
+
+    def _new_judge(self) -> Judge:
+        if self._goal.evaluate is not None:
+            assert self._goal.measure is not None
+            return ByMeasure(self._model, self._goal.measure)
+        images = self._goal.validation
+        held = [self._sample.batches[place] for place in self._sample.held] if images is None else images
+        return ByImages(self._model, held, self._goal.settings.confidence or EVEN_ODDS)
+
+
+def method_for(
+    model: nn.Module, traced: Traced, batches: Stream, goal: Goal, progress: Progress
+) -> Published | Measured:
+    """The way of pruning that the settings ask for, or the published one where the graph does not serve every batch."""
+    settings = goal.settings
+    if settings.search == "binary" and settings.recovery == "once" and not goal.refine:
+        return Published(model, traced, batches, goal, progress)
+    try:
+        traced.standalone.host  # noqa: B018  # made here, to know that it can be
+    except CaptureError as error:
+        warnings.warn(f"widths are not measured and layers are refitted in one pass: {error}", stacklevel=4)
+        plain = replace(settings, search="binary", recovery="once", joint=0)
+        return Published(model, traced, batches, replace(goal, refine=0.0, settings=plain), progress)
+    return Measured(model, traced, batches, goal, progress)

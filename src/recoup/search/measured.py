@@ -1,0 +1,179 @@
+"""Measured allocation on a network: the harm each group does, the widths for a budget, the budget for a tolerance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from recoup.algebra.selection import Ranking
+from recoup.calibrate import Calibration
+from recoup.errors import BudgetError, UsageError
+from recoup.judging.harm import Reference
+from recoup.judging.judge import Judge
+from recoup.progress import Progress, silent
+from recoup.recover import Compensator
+from recoup.search.allocation import Harm, allocate, harm_of
+from recoup.search.binary import Search, Trial
+from recoup.search.budget import widths_for
+from recoup.search.widths import Widths
+from recoup.settings import Budget
+from recoup.structure.groups import Group
+from recoup.structure.terms import Terms, macs_terms, parameter_terms
+
+# The share of a group's channels that is kept when its harm is measured.
+LEVEL = 0.5
+# Candidates that are recovered and measured on the way to a tolerance, and the share of the cost that is near enough.
+CANDIDATES = 6
+NEAR = 0.02
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Allocator:
+    """Knows what every width of every group would do and cost, and so the mask for every share of the cost."""
+
+    widths: Widths
+    harms: Mapping[str, Harm]
+    terms: Terms
+
+    @property
+    def whole(self) -> float:
+        """The cost of the network as it is."""
+        return self.terms.total({name: len(harm.curve) - 1 for name, harm in self.harms.items()})
+
+    @property
+    def least(self) -> float:
+        """The smallest share of the cost that can be reached."""
+        return self.terms.total({name: harm.least for name, harm in self.harms.items()}) / self.whole
+
+    def keep(self, share: float) -> Tensor:
+        """The mask that costs at most `share` and does the least harm."""
+        target = share
+        for _ in range(20):  # widths are rounded up to multiples, and layers that would be empty get a channel back
+            counts = allocate(self.harms, self.terms, target * self.whole)
+            mask = self._mask(counts)
+            reached = self.share(mask)
+            if reached <= share or target <= self.least:
+                break
+            target *= share / reached
+        return mask
+
+    def _mask(self, counts: Mapping[str, int]) -> Tensor:
+        structure = self.widths.structure
+        keep = structure.keep_all()
+        for name, count in counts.items():
+            keep = self.widths.cut(structure.group(name), count, keep)
+        return keep
+
+    def share(self, mask: Tensor) -> float:
+        """What a mask costs: like the best channels of every group, as many as it keeps."""
+        structure = self.widths.structure
+        counts = {name: int(mask[structure.group(name).channels].sum()) for name in self.harms}
+        return self.terms.total(counts) / self.whole
+
+
+def allocator(
+    model: nn.Module,
+    calibration: Calibration,
+    rankings: Mapping[str, Ranking],
+    reference: Reference,
+    of: str = "macs",
+    progress: Progress = silent,
+) -> Allocator:
+    """Measure the harm of every prunable group: one run of the network with that group alone cut and compensated."""
+    structure = calibration.structure
+    widths = widths_for(calibration, rankings)
+    compensator = Compensator(calibration)
+    harms = {}
+    for number, group in enumerate(structure.prunable, start=1):
+        harms[group.name] = _harm(group, rankings[group.name], widths, compensator, reference)
+        progress("measure groups", number, len(structure.prunable))
+    orders = {group.name: widths.order(group) for group in structure.prunable}
+    host = calibration.traced.host(model)
+    terms = macs_terms(structure, orders) if of == "macs" else parameter_terms(structure, orders, host)
+    return Allocator(widths, harms, terms)
+
+
+def _harm(group: Group, ranking: Ranking, widths: Widths, compensator: Compensator, reference: Reference) -> Harm:
+    if ranking.loss is None:
+        raise UsageError(
+            f"{group.name}: measured allocation needs a selector that knows the loss at every width, such as "
+            "'backward'. Choose one of those, or Settings(search='binary')."
+        )
+    staying = group.width - group.free
+    count = staying + max(0 if staying else 1, round(LEVEL * group.free))
+    keep = widths.cut(group, count, widths.structure.keep_all())
+    measured = reference.harm(compensator.weights(keep))
+    return harm_of(ranking.loss, int(keep[group.channels].sum()), measured, max(1, staying))
+
+
+def keep_within(allocation: Allocator, budget: Budget) -> Tensor:
+    """The mask for a budget.
+
+    Raises:
+        BudgetError: even one channel per group costs more than the budget allows.
+    """
+    if budget.share < allocation.least:
+        raise BudgetError(
+            f"keeping {budget.share:.1%} of the {budget.of} is out of reach: with every prunable group cut to its last "
+            f"channel {allocation.least:.1%} remain, because the rest is locked. `recoup.inspect` lists what is locked "
+            "and why."
+        )
+    return allocation.keep(budget.share)
+
+
+def search_share(
+    allocation: Allocator,
+    candidate: Callable[[Tensor], nn.Module],
+    judge: Judge,
+    tolerance: float,
+    progress: Progress = silent,
+) -> Search:
+    """The smallest share of the cost whose candidate stays within the tolerance, with the judge's bound.
+
+    The next share to try lies where the bound would meet the tolerance if its root grew evenly between the nearest
+    candidates that passed and failed.
+    """
+    whole = allocation.widths.structure.keep_all()
+    passed, failed = Point(1.0, 0.0), Point(allocation.least, math.inf)
+    found = Search(whole, judge.base, 0.0, ())
+    for number in range(1, CANDIDATES + 1):
+        if passed.share - failed.share < NEAR:
+            break
+        share = meeting(passed, failed, tolerance)
+        keep = allocation.keep(share)
+        verdict = judge(candidate(keep))
+        trials = (*found.trials, Trial(("all groups",), share, verdict.bound, tolerance))
+        if verdict.bound < tolerance:
+            passed, found = Point(share, verdict.bound), Search(keep, judge.base, verdict.drop, trials)
+        else:
+            failed, found = Point(share, verdict.bound), replace(found, trials=trials)
+        progress("search", number, CANDIDATES)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A share of the cost, and the points that may be lost there."""
+
+    share: float
+    bound: float
+
+
+def meeting(passed: Point, failed: Point, level: float) -> float:
+    """The share between two points at which the bound would be `level`; not too close to either."""
+    if not math.isfinite(failed.bound):
+        return (passed.share + failed.share) / 2
+    start, end = math.sqrt(max(passed.bound, 0.0)), math.sqrt(max(failed.bound, 0.0))
+    position = (math.sqrt(level) - start) / max(end - start, 1e-9)
+    return passed.share - (passed.share - failed.share) * min(max(position, 0.15), 0.85)
+
+
+def bolder_share(trials: Sequence[Trial], level: float) -> float | None:
+    """The share at which the bound would reach `level`, by the trials on both sides of it; None if none is beyond."""
+    points = sorted((Point(trial.share, trial.drop) for trial in trials), key=lambda point: -point.share)
+    below = [point for point in (Point(1.0, 0.0), *points) if point.bound < level]
+    beyond = [point for point in points if point.bound >= level and point.share < below[-1].share]
+    return meeting(below[-1], beyond[0], level) if beyond else None
