@@ -26,11 +26,12 @@ from recoup.prune import Result, inspect, prune, trace
 from recoup.recover import compensate, select
 from recoup.report.content import Report
 from recoup.search import Search, search
-from recoup.settings import Budget, Settings
+from recoup.settings import PRESETS, Budget, Settings
 from recoup.structure.surgery import apply
 from recoup.version import __version__
 
 __all__ = [
+    "PRESETS",
     "ArtefactError",
     "Budget",
     "BudgetError",

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from recoup.algebra.gauss_newton import Parameters, Residual, gauss_newton, total
-from recoup.calibrate import Calibration
 from recoup.judging.sample import Sample
+from recoup.sequence.cutting import Cutter, agree
 from recoup.sequence.lockstep import MEMORY, Lockstep, Passage
-from recoup.structure.layout import Layout
 from recoup.structure.route import Stretch
 
 # Conjugate-gradient iterations of every Gauss-Newton step.
@@ -30,46 +29,57 @@ IN_WORK = 2 << 30
 
 
 class Adjustable:
-    """The tensors of a stretch as parameters: what is pruned stays as it is."""
+    """The tensors of a stretch, cut to what is left of them, as parameters."""
 
-    def __init__(
-        self, calibration: Calibration, walk: Lockstep, stretch: Stretch, keep: Tensor, tensors: Mapping[str, Tensor]
-    ) -> None:
-        self._walk, self._stretch, self._base = walk, stretch, tensors
-        structure = calibration.structure
-        device = next(iter(tensors.values())).device
-        self._masks = {name: _mask(structure, name, value, keep).to(device) for name, value in tensors.items()}
-        self._kept = {name: _kept(calibration.traced.standalone.layouts.get(name), keep) for name in stretch.exits}
+    def __init__(self, cutter: Cutter, walk: Lockstep, stretch: Stretch, tensors: Mapping[str, Tensor]) -> None:
+        self._cutter, self._walk, self._stretch, self._whole = cutter, walk, stretch, tensors
+        self._base = {name: cutter.tensor(name, value) for name, value in tensors.items()}
 
     def start(self) -> Parameters:
         """No change at all."""
         return tuple(torch.zeros_like(value) for value in self._base.values())
 
     def rates(self, share: float) -> list[float]:
-        """A step length for every tensor: this share of the root mean square of its kept part."""
-        kept = [(value[mask > 0], value) for value, mask in zip(self._base.values(), self._masks.values(), strict=True)]
-        return [share * float((part if part.numel() else whole).square().mean().sqrt()) for part, whole in kept]
+        """A step length for every tensor: this share of its root mean square."""
+        return [share * float(value.square().mean().sqrt()) for value in self._base.values()]
 
     def tensors(self, changes: Parameters) -> dict[str, Tensor]:
-        """The tensors with these changes, where something is kept."""
-        pairs = zip(self._base.items(), changes, strict=True)
-        return {name: value + change * self._masks[name] for (name, value), change in pairs}
+        """The whole tensors with these changes to what is left of them."""
+        moved = self._moved(changes)
+        return {name: self._cutter.restored(name, value, moved[name]) for name, value in self._whole.items()}
+
+    def is_sound(self, passage: Passage) -> bool:
+        """Whether the cut stretch computes what the whole one does."""
+        few = passage.pick(torch.arange(min(2, passage.size)))
+        try:
+            whole = self._walk.run(self._stretch, few.entries, {})
+            with torch.no_grad():
+                cut = self._run(self._entries(few), self.start())
+        except RuntimeError:  # a size that does not follow the samples or the channels
+            return False
+        return agree({name: self._cutter.value(name, value) for name, value in whole.items()}, cut)
 
     def residual(self, passage: Passage) -> Residual:
         """What leaves the stretch, less what should, relative to its spread: a function of the changes."""
-        targets = {name: self._cut(name, value) for name, value in passage.exits.items() if _is_real(value)}
+        entries = self._entries(passage)
+        targets = {n: self._cutter.value(n, value) for n, value in passage.exits.items() if _is_real(value)}
         scales = {name: _spread(value) for name, value in targets.items()}
 
         def residual(changes: Parameters) -> Tensor:
-            exits = self._walk.run(self._stretch, passage.entries, self.tensors(changes))
-            parts = [(self._cut(n, exits[n]) - target) / scales[n] for n, target in targets.items()]
+            exits = self._run(entries, changes)
+            parts = [(exits[name] - target) / scales[name] for name, target in targets.items()]
             return torch.cat([part.flatten() for part in parts])
 
         return residual
 
-    def _cut(self, name: str, value: Tensor) -> Tensor:
-        dim, kept = self._kept[name]
-        return value if kept is None else value.index_select(dim, kept.to(value.device))
+    def _entries(self, passage: Passage) -> dict[str, Any]:
+        return {name: self._cutter.value(name, value) for name, value in passage.entries.items()}
+
+    def _moved(self, changes: Parameters) -> dict[str, Tensor]:
+        return {name: value + change for (name, value), change in zip(self._base.items(), changes, strict=True)}
+
+    def _run(self, entries: Mapping[str, Any], changes: Parameters) -> dict[str, Any]:
+        return self._cutter.run(self._stretch, entries, self._walk.stored, self._moved(changes))
 
 
 def refit_jointly(work: Adjustable, walk: Lockstep, stretch: Stretch, sample: Sample, steps: int) -> Parameters | None:
@@ -100,24 +110,6 @@ def pieces(
                 return
             images -= part.size
             yield work.residual(part)
-
-
-def _mask(structure: Any, name: str, value: Tensor, keep: Tensor) -> Tensor:
-    """1 where a tensor's element belongs to kept channels alone (or to none), 0 elsewhere."""
-    mask = torch.ones(value.shape)
-    sites = [(site.dim, site.channel_of) for site in structure.sites if site.tensor == name]
-    if not sites and value.dim() == 1:  # a bias that the layer did not have before
-        sites = [(0, consumer.outputs) for consumer in structure.consumers if name in consumer.biases][:1]
-    for dim, channel_of in sites:
-        kept = structure.keep_indices(channel_of, keep).float()
-        mask = mask * kept.view([-1 if d == dim else 1 for d in range(value.dim())])
-    return mask.to(value.dtype)
-
-
-def _kept(layout: Any, keep: Tensor) -> tuple[int, Tensor | None]:
-    if not isinstance(layout, Layout) or layout.dim is None:
-        return 0, None
-    return layout.dim, layout.kept(keep)
 
 
 def _is_real(value: Any) -> bool:

@@ -92,6 +92,7 @@ class Lockstep:
         """What enters one of the `stretches` is kept until its end, so that it can be run again."""
         self._host, self._route, self.device = host, route, device
         self._stored = {node: _attribute(host, str(node.target)) for node in route.nodes if node.op == "get_attr"}
+        self._by_target = {str(node.target): value for node, value in self._stored.items()}
         self._written = dict(written)
         changing = {*written, *(name for stretch in stretches for name in stretch.tensors)}
         self._drifts = drifting(route, changing) if route.is_pure else _everything(route)
@@ -124,6 +125,10 @@ class Lockstep:
         """Tensors of the pruned network from here on."""
         self._written.update(tensors)
 
+    def stored(self, name: str) -> Any:
+        """A tensor of the pruned network as it is now, by name."""
+        return self._written.get(name, self._by_target.get(name))
+
     def passages(self, stretch: Stretch, places: Sequence[int]) -> Iterator[Passage]:
         """What enters and should leave a stretch in the batches at these places, which have come to its end."""
         self._move_to(stretch.end)
@@ -141,15 +146,14 @@ class Lockstep:
                 return tensors[name] if name in tensors else self._written.get(name, self._stored[node])
             return values[node.name]
 
-        for node in self._route.nodes[stretch.start : stretch.end]:
-            if node.op == "call_function":
-                values[node.name] = _call(node, look)
+        for node in stretch.nodes:
+            values[node.name] = _call(node, look)
         return {name: values[name] for name in stretch.exits}
 
     def bearable(self, stretch: Stretch, limit: int) -> int:
         """How many samples at a time keep the activations of a stretch, and their derivatives, within so many bytes."""
-        nodes = self._route.nodes[stretch.start : stretch.end]
-        sizes = [value.numel() * value.element_size() for node in nodes for value in tensors_in(node.meta.get("val"))]
+        values = [value for node in stretch.nodes for value in tensors_in(node.meta.get("val"))]
+        sizes = [value.numel() * value.element_size() for value in values]
         return max(1, limit // max(1, COPIES * sum(sizes)))
 
     def rewrite(self, stretch: Stretch, tensors: Mapping[str, Tensor]) -> None:

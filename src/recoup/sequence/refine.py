@@ -19,9 +19,10 @@ from recoup.judging.sample import Sample
 from recoup.plan import Plan
 from recoup.progress import Progress, silent
 from recoup.recover import assemble
+from recoup.sequence.cutting import Cutter
 from recoup.sequence.joint import IMAGES, Adjustable, pieces
 from recoup.sequence.lockstep import Lockstep, Passage
-from recoup.sequence.stretches import adjustable_tensors, stretches_of
+from recoup.sequence.stretches import adjustable, stretches_of
 from recoup.structure.route import route
 
 # The first step of every weight, relative to the root mean square of its tensor; it falls to zero over the time given.
@@ -41,11 +42,13 @@ def refine(
     written = {name: value.to(sample.device) for name, value in start.weights.items()}
     stretches = stretches_of(calibration, path, written, span=calibration.settings.span)
     walk = Lockstep(host, path, sample.batches, written, sample.device, stretches=tuple(stretches.values()))
+    cutter = Cutter(calibration, keep, written)
     end = time.perf_counter() + seconds
     try:
         for number, stretch in enumerate(stretches.values()):
-            tensors = adjustable_tensors(calibration, stretch, written)
-            work = Adjustable(calibration, walk, stretch, keep, tensors)
+            work = adjustable(calibration, walk, stretch, cutter, written, sample)
+            if work is None:
+                continue
             passages = [part for passage in walk.passages(stretch, sample.seen) for part in passage.split(4 * SAMPLES)]
             share = (end - time.perf_counter()) / (len(stretches) - number)
             changes = _descend(work, passages, list(pieces(work, walk, stretch, sample.held, IMAGES)), share)

@@ -22,9 +22,10 @@ from recoup.judging.sample import Sample
 from recoup.plan import Plan, Recovery
 from recoup.progress import Progress, silent
 from recoup.recover import assemble
-from recoup.sequence.joint import Adjustable, refit_jointly
+from recoup.sequence.cutting import Cutter
+from recoup.sequence.joint import refit_jointly
 from recoup.sequence.lockstep import Lockstep, Reading
-from recoup.sequence.stretches import adjustable_tensors, stretches_of
+from recoup.sequence.stretches import adjustable, stretches_of
 from recoup.structure.route import Stop, Stretch, route
 
 
@@ -40,6 +41,7 @@ def recover_in_sequence(
     path = route(host.graph, calibration.structure)
     written = {name: value.to(sample.device) for name, value in start.weights.items()}
     stretches = stretches_of(calibration, path, written) if calibration.settings.joint and path.is_pure else {}
+    cutter = Cutter(calibration, keep, written) if stretches else None
     recovery = dict(start.recovery)
     walk = Lockstep(host, path, sample.batches, written, sample.device, stretches=tuple(stretches.values()))
     try:
@@ -51,7 +53,7 @@ def recover_in_sequence(
                     written |= tensors
                     walk.write(tensors)
             if stop.node in stretches:
-                written |= _jointly(calibration, walk, stretches[stop.node], keep, written, sample)
+                written |= _jointly(calibration, walk, stretches[stop.node], cutter, written, sample)
             progress("recover", number, len(path.stops))
     finally:
         walk.close()
@@ -62,13 +64,14 @@ def _jointly(
     calibration: Calibration,
     walk: Lockstep,
     stretch: Stretch,
-    keep: Tensor,
+    cutter: Cutter | None,
     written: Mapping[str, Tensor],
     sample: Sample,
 ) -> dict[str, Tensor]:
     """New tensors of a stretch, written, if they do better on held-out images."""
-    tensors = adjustable_tensors(calibration, stretch, written)
-    work = Adjustable(calibration, walk, stretch, keep, tensors)
+    work = adjustable(calibration, walk, stretch, cutter, written, sample)
+    if work is None:
+        return {}
     changes = None
     with contextlib.suppress(NotImplementedError):  # an operation without a derivative: its stretch stays as it is
         changes = refit_jointly(work, walk, stretch, sample, calibration.settings.joint)

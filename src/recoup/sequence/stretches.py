@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from recoup.calibrate import Calibration
+from recoup.judging.sample import Sample
+from recoup.sequence.cutting import Cutter
+from recoup.sequence.joint import Adjustable
+from recoup.sequence.lockstep import Lockstep
 from recoup.structure.route import Route, Stretch, stretch_before
 
 
@@ -29,7 +33,24 @@ def stretches_of(
     return found
 
 
-def adjustable_tensors(calibration: Calibration, stretch: Stretch, written: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def adjustable(
+    calibration: Calibration,
+    walk: Lockstep,
+    stretch: Stretch,
+    cutter: Cutter | None,
+    written: Mapping[str, Tensor],
+    sample: Sample,
+) -> Adjustable | None:
+    """The stretch with its tensors as parameters; None where it cannot be run at the size that is left."""
+    if cutter is None or not cutter.runs(stretch):
+        return None
+    work = Adjustable(cutter, walk, stretch, _tensors(calibration, stretch, written))
+    passages = walk.passages(stretch, sample.held[:1])
+    is_sound = all(work.is_sound(passage) for passage in passages)
+    return work if is_sound else None
+
+
+def _tensors(calibration: Calibration, stretch: Stretch, written: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights and biases of a stretch that one call of one layer uses, so that changing them changes nothing else."""
     products = calibration.structure.products
     names = [name for product in products for name in (product.weight, product.bias) if name is not None]

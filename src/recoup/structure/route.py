@@ -49,15 +49,16 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretch:
-    """A stretch of the route, nodes `start` to `end` - 1, that ends with a `stop` and what acts on its output alone.
+    """A stretch of the route, from `start` to before `end`, that ends with a `stop` and what acts on its output alone.
 
-    `entries` are the values it reads from before, `exits` those of its own that are read after, `tensors` the weights
-    and biases of its layers.
+    `nodes` are its operations, after those that count samples for them. `entries` are the values it reads from before,
+    `exits` those of its own that are read after, `tensors` the weights and biases of its layers.
     """
 
     stop: Stop
     start: int
     end: int
+    nodes: tuple[fx.Node, ...]
     entries: tuple[str, ...]
     exits: tuple[str, ...]
     tensors: tuple[str, ...]
@@ -128,14 +129,33 @@ def stretch_before(route: Route, structure: Structure, stop: Stop, start: int | 
     if start is None:
         start = max((route.place(node) for node in _makers(route, structure, stop)), default=here)
     end = next(n for n in range(here + 1, len(route.nodes)) if _ends(route.nodes[n], calls))
-    inside = route.nodes[start:end]
+    inside = [node for node in route.nodes[start:end] if node.op == "call_function"]
+    inside = [*_counters(route, inside), *inside]
     names = {node.name for node in inside}
     read = {value for node in inside for value in node.all_input_nodes if value.op in ("call_function", "placeholder")}
     entries = tuple(sorted(value.name for value in read if value.name not in names))
-    exits = tuple(node.name for node in inside if any(user.name not in names for user in node.users))
+    exits = tuple(
+        node.name for node in inside if not _counts(node) and any(user.name not in names for user in node.users)
+    )
     layers = [product for product in structure.products if product.node in names]
     tensors = [name for product in layers for name in (product.weight, product.bias) if name is not None]
-    return Stretch(stop, start, end, entries, exits, tuple(dict.fromkeys(tensors)))
+    return Stretch(stop, start, end, tuple(inside), entries, exits, tuple(dict.fromkeys(tensors)))
+
+
+def _counters(route: Route, inside: list[fx.Node]) -> list[fx.Node]:
+    """Operations from before that tell the ones inside how many samples there are."""
+    needed = set(inside)
+    for node in reversed(route.nodes):
+        if _counts(node) and any(user in needed for user in node.users):
+            needed.add(node)
+    return [node for node in route.nodes if node in needed and node not in inside]
+
+
+def _counts(node: fx.Node) -> bool:
+    """Whether a node gives a number, not a tensor: a size, or arithmetic on sizes."""
+    module = getattr(node.target, "__module__", "")
+    name = operation_name(node.target)
+    return node.op == "call_function" and (name == "sym_size" or (module == "_operator" and name != "getitem"))
 
 
 def _ends(node: fx.Node, calls: set[str]) -> bool:

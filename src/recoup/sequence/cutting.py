@@ -1,0 +1,109 @@
+"""A stretch of the network at the size that is left, so that refitting it costs what running it will.
+
+The graph of the smaller network has the same operations under the same names. Where it has not, or where the cut
+stretch does not compute what the whole one with zeros does, the stretch is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from recoup.calibrate import Calibration
+from recoup.plan import GraphPlan
+from recoup.structure.layout import Layout
+from recoup.structure.operations import operation_name
+from recoup.structure.route import Stretch
+
+# Relative difference that rounding may make between the cut stretch and the whole one.
+ROUNDING = 1e-3
+
+
+class Cutter:
+    """Knows what a mask leaves of tensors and values, and the graph that runs on it."""
+
+    def __init__(self, calibration: Calibration, keep: Tensor, written: Mapping[str, Tensor]) -> None:
+        self._form, self._keep = calibration.traced.standalone, keep
+        structure = calibration.structure
+        biases = {name for consumer in structure.consumers for name in consumer.biases}
+        plan = self._form.plan(keep, frozenset({*written, *biases}))
+        self._plan: GraphPlan = plan
+        self._twins = {node.name: node for node in plan.graph.nodes}
+        self._kept: dict[str, list[tuple[int, Tensor]]] = {}
+        for piece in structure.slices(keep):
+            self._kept.setdefault(piece.tensor, []).append((piece.dim, piece.kept))
+        for consumer in structure.consumers:
+            mask = structure.keep_indices(consumer.outputs, keep)
+            for name in consumer.biases:
+                if name not in structure.shapes and not bool(mask.all()):
+                    self._kept.setdefault(name, [(0, mask.nonzero().squeeze(1))])
+
+    def tensor(self, name: str, value: Tensor) -> Tensor:
+        """What is left of a parameter or buffer."""
+        for dim, kept in self._kept.get(name, ()):
+            value = value.index_select(dim, kept.to(value.device))
+        return value
+
+    def restored(self, name: str, value: Tensor, cut: Tensor) -> Tensor:
+        """`value` with what is left of it replaced by `cut`."""
+        index = [torch.arange(size, device=value.device) for size in value.shape]
+        for dim, kept in self._kept.get(name, ()):
+            index[dim] = kept.to(value.device)
+        whole = value.clone()
+        whole[torch.meshgrid(*index, indexing="ij")] = cut.to(value.dtype)
+        return whole
+
+    def value(self, name: str, value: Any) -> Any:
+        """What is left of an activation."""
+        layout = self._form.layouts.get(name)
+        kept = layout.kept(self._keep) if isinstance(layout, Layout) else None
+        if kept is None or not isinstance(value, Tensor):
+            return value
+        assert isinstance(layout, Layout) and layout.dim is not None
+        return value.index_select(layout.dim, kept.to(value.device))
+
+    def runs(self, stretch: Stretch) -> bool:
+        """Whether the smaller graph has every operation of the stretch."""
+        return all(self._is_twin(node, self._twins.get(node.name)) for node in stretch.nodes)
+
+    def run(
+        self, stretch: Stretch, entries: Mapping[str, Any], stored: Callable[[str], Any], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Any]:
+        """What leaves the cut stretch: `tensors` are cut, all others come whole from `stored`."""
+        values = dict(entries)
+
+        def look(node: fx.Node) -> Any:
+            if node.op != "get_attr":
+                return values[node.name]
+            name = str(node.target)
+            if name in self._plan.constants:
+                return self._plan.constants[name]
+            return tensors[name] if name in tensors else self.tensor(name, stored(name))
+
+        for node in stretch.nodes:
+            twin = self._twins[node.name]
+            args, kwargs = fx.node.map_arg(twin.args, look), fx.node.map_arg(twin.kwargs, look)
+            values[node.name] = node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target
+        return {name: values[name] for name in stretch.exits}
+
+    def _is_twin(self, node: fx.Node, twin: fx.Node | None) -> bool:
+        if twin is None or operation_name(node.target) != operation_name(twin.target):
+            return False
+        left, right = ([_called(value) for value in side.all_input_nodes] for side in (node, twin))
+        return [name for name in left if name in right] == right
+
+
+def agree(whole: Mapping[str, Any], cut: Mapping[str, Any]) -> bool:
+    """Whether two results of a stretch are the same up to rounding."""
+    pairs = [(whole[name], cut[name]) for name in cut if isinstance(cut[name], Tensor)]
+    if any(a.shape != b.shape for a, b in pairs):
+        return False
+    return all(float((a - b).abs().max()) <= ROUNDING * float(a.abs().max()) for a, b in pairs if a.numel())
+
+
+def _called(node: fx.Node) -> str:
+    """What an operand goes by in both graphs: a stored tensor by its own name."""
+    return str(node.target) if node.op == "get_attr" else node.name
