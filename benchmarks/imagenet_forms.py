@@ -38,7 +38,7 @@ def row(name: str, images: int) -> str:
     """Prune one network and check what can be done with the result."""
     opened = open_model(f"torchvision:{name}")
     data = open_data(f"noise:{images}", opened.input, batch_size=16)
-    result = recoup.prune(opened.model, data, budget=recoup.Budget(macs=0.5))
+    result = recoup.prune(opened.model, data, budget=recoup.Budget(macs=0.5), preset="paper")
     smaller, x = result.model.eval(), torch.randn(2, *opened.input.shape)
     seconds = result.report.seconds
     total = sum(seconds.values())

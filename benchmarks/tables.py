@@ -15,11 +15,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from benchmarks import efficientnet, paper
+from benchmarks import ablation, best, efficientnet, paper
 from benchmarks.paper import PAPER
 
 ROOT = Path(__file__).parent.parent
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
+TABLES_OF_ROWS = {"best": best.table, "tolerance": best.table, "ablation": ablation.table}
 BLUE, GREY = "#2563eb", "#94a3b8"
 
 
@@ -37,6 +38,8 @@ def table(path: Path) -> str:
     content = json.loads(path.read_text())
     if path.stem.startswith("efficientnet"):
         return efficientnet.table(content)
+    if path.stem in TABLES_OF_ROWS:
+        return TABLES_OF_ROWS[path.stem](content["rows"])
     return paper.table(content, PAPER if path.stem.startswith("vgg16") else {})
 
 

@@ -161,7 +161,7 @@ _BEST = Settings(
     positions=64,
     search="measured",
     recovery="sequence",
-    joint=2,
+    joint=3,
     confidence=0.95,
 )
 

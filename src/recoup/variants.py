@@ -16,6 +16,8 @@ from recoup.recover import Compensator
 from recoup.sequence.refine import refine
 from recoup.sequence.refit import recover_in_sequence
 
+# Images that are enough to compare candidates by.
+QUICK_IMAGES = 4000
 ONCE, SEQUENCE, REFINED = "one pass", "in sequence", "refined"
 
 
@@ -35,15 +37,17 @@ class Recoverer:
         self._compensator = Compensator(calibration)
 
     def plan(self, keep: Tensor, progress: Progress = silent, *, quick: bool = False) -> Chosen:
-        """The better of both ways to recover what `keep` leaves; the `quick` one refits no layers jointly."""
+        """The better of both ways to recover what `keep` leaves; the `quick` one takes fewer images and refits no layers jointly."""
         calibration = self._calibration
         once = self._compensator.plan(keep)
         chosen = Chosen(once, {ONCE: self._reference.harm(once.weights)})
         if calibration.settings.recovery == "once" or not once.weights:
             return chosen
+        sample = self._sample
         if quick:
             calibration = replace(calibration, settings=replace(calibration.settings, joint=0))
-        return self._better(chosen, SEQUENCE, recover_in_sequence(calibration, self._sample, keep, once, progress))
+            sample = sample.part(QUICK_IMAGES)
+        return self._better(chosen, SEQUENCE, recover_in_sequence(calibration, sample, keep, once, progress))
 
     def refined(self, chosen: Chosen, keep: Tensor, seconds: float, progress: Progress = silent) -> Chosen:
         """The plan after `seconds` of refinement, if that has helped."""

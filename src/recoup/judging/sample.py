@@ -39,6 +39,13 @@ class Sample:
         """Number of images."""
         return sum(batch.size for batch in self.batches)
 
+    def part(self, images: int) -> Sample:
+        """The first batches with at least so many images between them."""
+        counts = [sum(batch.size for batch in self.batches[: place + 1]) for place in range(len(self.batches))]
+        end = next((place for place in self.held if counts[place] >= images), len(self.batches) - 1) + 1
+        seen, held = (tuple(place for place in places if place < end) for places in (self.seen, self.held))
+        return Sample(self.batches[:end], self.numbers[:end], seen, held, self.device)
+
     def judging(self) -> list[Inputs]:
         """Held-out images, each blended with another one."""
         return [blended(self.batches[place]).to(self.device) for place in self.held]

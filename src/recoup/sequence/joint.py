@@ -17,7 +17,8 @@ from torch import Tensor
 from recoup.algebra.gauss_newton import Parameters, Residual, gauss_newton, total
 from recoup.judging.sample import Sample
 from recoup.sequence.cutting import Cutter, agree
-from recoup.sequence.lockstep import MEMORY, Lockstep, Passage
+from recoup.sequence.lockstep import Lockstep, Passage
+from recoup.sequence.parking import memory_of
 from recoup.structure.route import Stretch
 
 # Conjugate-gradient iterations of every Gauss-Newton step.
@@ -103,7 +104,7 @@ def pieces(
 ) -> Iterator[Residual]:
     """Residuals of up to so many images, a bounded number of them at a time."""
     step = walk.bearable(stretch, IN_WORK)
-    images = min(images, walk.bearable(stretch, MEMORY))
+    images = min(images, walk.bearable(stretch, memory_of(walk.device)))
     for passage in walk.passages(stretch, places):
         for part in passage.split(step):
             if images <= 0:

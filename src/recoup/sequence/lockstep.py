@@ -19,13 +19,11 @@ from torch.fx._pytree import tree_flatten_spec
 from recoup.algebra.patches import Window
 from recoup.batches import Inputs, tensors_in
 from recoup.observe import layer_call, read_by
-from recoup.sequence.parking import Parking
+from recoup.sequence.parking import Parking, memory_of
 from recoup.structure.route import Route, Stop, Stretch, drifting
 from recoup.structure.standalone import Standalone
 
 Values: TypeAlias = dict[str, Any]
-# Memory for waiting activations: enough for 5,000 images of 224 x 224 at the widest place of a ResNet-50.
-MEMORY = 16 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,9 +85,12 @@ class Lockstep:
         device: torch.device,
         *,
         stretches: Sequence[Stretch] = (),
-        memory: int = MEMORY,
+        memory: int | None = None,
     ) -> None:
-        """What enters one of the `stretches` is kept until its end, so that it can be run again."""
+        """What enters one of the `stretches` is kept until its end, so that it can be run again.
+
+        At most `memory` bytes of activations wait in memory, the rest in files; by default what `memory_of` says.
+        """
         self._host, self._route, self.device = host, route, device
         self._stored = {node: _attribute(host, str(node.target)) for node in route.nodes if node.op == "get_attr"}
         self._by_target = {str(node.target): value for node, value in self._stored.items()}
@@ -100,7 +101,8 @@ class Lockstep:
         for value, reader in route.last_uses(stretches).items():
             self._last_uses.setdefault(reader, []).append(value)
         self._by_name = {node.name: node for node in route.nodes}
-        self._parking, self._count, self._at = Parking(memory), len(batches), 0
+        limit = memory_of(device) if memory is None else memory
+        self._parking, self._count, self._at = Parking(limit), len(batches), 0
         for place, inputs in enumerate(batches):
             self._put(place, self._start(inputs.to(device)))
 

@@ -10,6 +10,17 @@ import torch
 
 from recoup.batches import tensors_in
 
+# The share of a GPU's free memory that may be waited in, and the bytes of a computer's.
+GPU_SHARE = 0.5
+CPU_MEMORY = 6 << 30
+
+
+def memory_of(device: torch.device) -> int:
+    """How many bytes of activations may wait in the memory of a device."""
+    if device.type == "cuda":
+        return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
+    return CPU_MEMORY
+
 
 class Parking:
     """Holds one value per place, whatever tensors it consists of; at most `limit` bytes of them in memory."""
