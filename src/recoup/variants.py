@@ -37,7 +37,10 @@ class Recoverer:
         self._compensator = Compensator(calibration)
 
     def plan(self, keep: Tensor, progress: Progress = silent, *, quick: bool = False) -> Chosen:
-        """The better of both ways to recover what `keep` leaves; the `quick` one takes fewer images and refits no layers jointly."""
+        """The better of both ways to recover what `keep` leaves.
+
+        A `quick` one is fitted on fewer images and refits no layers jointly.
+        """
         calibration = self._calibration
         once = self._compensator.plan(keep)
         chosen = Chosen(once, {ONCE: self._reference.harm(once.weights)})

@@ -19,6 +19,7 @@ def render_page(report: Report) -> str:
         _cards(report),
         _widths(report),
         _search(report.score),
+        _held_out(report),
         _recovery(report),
         _locked(report.groups),
         _seconds(report),
@@ -78,7 +79,9 @@ def _score_card(score: Score) -> str:
     meter = "" if score.tolerance is None else _meter(max(0.0, score.drop) / score.tolerance)
     change = "&plusmn;0" if score.drop == 0 else f"{-score.drop:+.2f}".replace("-", "&minus;")
     note = f'<span class="exact">{tolerance}</span>{meter}'
-    return _card("Score", f"{change}<small> points</small>", f"{score.before:.2f} &rarr; {score.after:.2f}", note)
+    return _card(
+        score.what.capitalize(), f"{change}<small> points</small>", f"{score.before:.2f} &rarr; {score.after:.2f}", note
+    )
 
 
 def _proof_card(report: Report) -> str:
@@ -127,8 +130,26 @@ def _search(score: Score | None) -> str:
     accepted = sum(trial.accepted for trial in score.trials)
     keys = (("accepted", "accepted"), ("rejected", "rejected"), ("allowed", "allowed"))
     legend = _legend(*keys, *((("beyond", "rejected, beyond the picture"),) if is_clipped(score.trials) else ()))
-    note = f"Points lost in every trial: {len(score.trials)} candidates were measured, {accepted} were accepted."
+    note = (
+        f"Points lost in every trial, or with a confidence the most that may have been: {len(score.trials)} candidates "
+        f"were measured, {accepted} were accepted."
+    )
     return _section("Search", note, legend + search_chart(score.trials))
+
+
+def _held_out(report: Report) -> str:
+    if not report.held_out:
+        return ""
+    least, most = min(report.held_out.values()), max(report.held_out.values())
+    rows = (
+        (escape(name) + (" (kept)" if harm == least else ""), f"{harm:.4f}", _meter(harm / most if most else 0.0))
+        for name, harm in report.held_out.items()
+    )
+    note = (
+        "What each way to recover the layers does to the outputs, on calibration images that no fit has seen: the "
+        "divergence of class probabilities in nats, or the relative squared error. The least was kept."
+    )
+    return _section("Held-out images", note, _table(("Recovery", "Harm", ""), rows))
 
 
 def _recovery(report: Report) -> str:
