@@ -36,7 +36,8 @@ class Settings:
         held-out images show that to be better.
     ridges: strengths, relative as `ridge`, of the pull towards the one-pass weights that held-out images choose from
         when a layer is refitted in sequence; infinity stays there.
-    joint: Gauss-Newton steps on every pair of layers with pruned channels between them, after the layers themselves.
+    joint: at most so many Gauss-Newton steps on every pair of layers with pruned channels between them; they end when
+        held-out images gain nothing more.
     span: how many such pairs a stretch holds that `refine` works on.
     confidence: with which the tolerance holds on images that were not looked at; None to ask it only of the others.
     outputs: "classes" are compared by their divergence, "values" by their squared error; "auto" takes a single output
@@ -161,7 +162,7 @@ _BEST = Settings(
     positions=64,
     search="measured",
     recovery="sequence",
-    joint=3,
+    joint=8,
     confidence=0.95,
 )
 

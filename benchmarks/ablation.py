@@ -1,0 +1,211 @@
+"""What every ingredient of the preset `best` is worth: each of them switched alone, at one share of the MACs.
+
+    python -m benchmarks.ablation --cifar DIR --checkpoints DIR --imagenet DIR --device cuda
+
+VGG-16 loses 60 % of its MACs, ResNet-56 50 %, both on CIFAR-10; EfficientNet-Lite0 loses 25 % on ImageNet (packages
+and folders as in benchmarks/efficientnet.py). Variants:
+
+- best: the preset.
+- no joint refits, one joint step: `joint` of 0 and 1 in the place of 2.
+- recovery once: layers are refitted from the statistics of the original network alone.
+- uniform widths: the same share of every group, instead of widths by measured harm.
+- ridge fixed at 1e-4: held-out images have no choice.
+- forward selection: channels are chosen by growing the kept set, instead of shrinking it.
+- slope weights: positions are weighed by the slope of what follows the layer.
+- harm on plain images: the groups are measured on held-out images as they are, not blended.
+- flipped images too: every image that is fitted to is there in its mirror image too. Held-out images stay as they are.
+
+Points lost are those of validation and test images, KL is of test images; Lite0 has only validation images. Held-out
+harm is that of the plan on the same blended calibration images in every row. Seconds are those of the whole way, as if
+the row had been made alone: stages that a variant has in common with `best` are run once and counted again.
+
+Rows are kept in `--out` as they come, and a second call goes on where the first stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+import recoup
+from benchmarks.networks import CIFAR_IMAGES, LITE0, Bench, add_arguments, check_places, open_bench
+from benchmarks.paper import timed
+from benchmarks.rows import Case, Outcome, Plain, Row, Store, alike, mean, mean_and_values
+from benchmarks.stages import Prepared, fitting, prepare
+from recoup.calibrate import calibrate
+from recoup.judging.harm import Reference
+from recoup.judging.sample import Sample
+from recoup.search import allocator, fit_budget
+from recoup.settings import Budget, find_preset
+
+SHARES = {"vgg16": 0.6, "resnet56": 0.5, LITE0: 0.25}
+RESNET20 = {"resnet20": 0.5}
+OUT = Path(__file__).parent / "results" / "ablation.json"
+Stage = Literal["calibrate", "select", "allocate", "recover"]
+STAGES: tuple[Stage, ...] = ("calibrate", "select", "allocate", "recover")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One switch: settings that change, or something beside the settings, and the first stage that notices."""
+
+    name: str
+    since: Stage
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    uniform: bool = False
+    plain: bool = False
+    mirrored: bool = False
+
+    def redoes(self, stage: Stage) -> bool:
+        """Whether a stage has to be run for this variant alone."""
+        return STAGES.index(stage) >= STAGES.index(self.since)
+
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant("best", "recover"),
+        Variant("no joint refits", "recover", {"joint": 0}),
+        Variant("one joint step", "recover", {"joint": 1}),
+        Variant("recovery once", "recover", {"recovery": "once", "joint": 0}),
+        Variant("uniform widths", "recover", uniform=True),
+        Variant("ridge fixed at 1e-4", "recover", {"ridges": (1e-4,)}),
+        Variant("forward selection", "select", {"selector": "forward"}),
+        Variant("slope weights", "calibrate", {"weighting": "slope"}),
+        Variant("harm on plain images", "allocate", plain=True),
+        Variant("flipped images too", "calibrate", mirrored=True),
+    )
+}
+
+
+def main() -> None:
+    options = parse()
+    store = Store(options.out, common_settings(options))
+    for network in options.networks:
+        for row in rows(network, store.waiting(cases(network, options)), options):
+            store.add(row)
+    print(table(store.rows))
+
+
+def cases(network: str, options: argparse.Namespace) -> list[Case]:
+    """What there is to do for a network, in order."""
+    share = options.share or {**SHARES, **RESNET20}[network]
+    return [Case(network, name, seed, share) for seed in range(options.seeds) for name in options.variants]
+
+
+def rows(network: str, waiting: Sequence[Case], options: argparse.Namespace) -> Iterator[Row]:
+    """The rows of all cases that wait, one by one as they are done."""
+    if not waiting:
+        return
+    bench = open_bench(network, options)
+    for seed in sorted({case.seed for case in waiting}):
+        base = prepare(bench.model, bench.calibration(seed), replace(find_preset("best"), seed=seed))
+        for case in waiting:
+            if case.seed == seed:
+                yield Row(case, outcome(bench, base, case))
+
+
+def outcome(bench: Bench, base: Prepared, case: Case) -> Outcome:
+    """What one variant makes of the network."""
+    assert case.share is not None
+    variant, share = VARIANTS[case.method], case.share
+    prepared = varied(base, variant)
+    stages: dict[str, float] = {}
+    keep = timed(stages, "widths", lambda: uniform(prepared, share) if variant.uniform else prepared.keep(share))
+    chosen = timed(stages, "recover", lambda: prepared.recoverer().plan(keep))
+    return prepared.outcome(bench, keep, chosen, stages)
+
+
+def varied(base: Prepared, variant: Variant) -> Prepared:
+    """What comes before the widths, with one thing switched; stages that do not notice are those of `base`."""
+    model, seconds = base.model, dict(base.seconds)
+    sample = mirrored(base.sample) if variant.mirrored else base.sample
+    seen, rankings, allocation = base.with_settings(**variant.changes).seen, base.rankings, base.allocation
+    if variant.redoes("calibrate"):
+        seen = timed(seconds, "calibrate", lambda: calibrate(model, base.traced, fitting(sample), seen.settings))
+    if variant.redoes("select"):
+        rankings = timed(seconds, "select", lambda: recoup.select(seen))
+    if variant.redoes("allocate"):
+        reference = plain_reference(base) if variant.plain else base.reference
+        allocation = timed(seconds, "allocate", lambda: allocator(model, seen, rankings, reference))
+    if variant.uniform:
+        del seconds["allocate"]
+    return Prepared(model, base.traced, sample, base.reference, seen, rankings, allocation, seconds)
+
+
+def uniform(prepared: Prepared, share: float) -> Tensor:
+    """The mask that removes `share` of the MACs with the same share of every group."""
+    return fit_budget(prepared.model, prepared.seen, prepared.rankings, Budget(macs=1 - share))
+
+
+def plain_reference(base: Prepared) -> Reference:
+    """The original's outputs on held-out images that are not blended."""
+    sample = base.sample
+    held = [sample.batches[place].to(sample.device) for place in sample.held]
+    return Reference(base.traced.standalone.host, held, base.seen.settings.outputs)
+
+
+def mirrored(sample: Sample) -> Sample:
+    """The sample with the mirror images of what is fitted to; were held-out images mirrored too, nothing would compare.
+
+    Appended to the batches before some images are held out, mirror images would be held out whose twins are fitted to.
+    """
+
+    def with_twins(images: Tensor) -> Tensor:
+        return torch.cat([images, images.flip(-1)])
+
+    seen = set(sample.seen)
+    batches = [batch.map(with_twins) if place in seen else batch for place, batch in enumerate(sample.batches)]
+    return replace(sample, batches=tuple(batches))
+
+
+def table(found: Sequence[Plain]) -> str:
+    """Averages over calibration samples, as Markdown, by network and variant."""
+    lines = [
+        "| network | MACs removed | variant | lost on validation | lost on test | KL | held-out harm | seconds |",
+        "|---" * 8 + "|",
+    ]
+    order = list(VARIANTS)
+    for network in alike(found, "network"):
+        network.sort(key=lambda row: order.index(row["method"]))
+        lines += [line(mine) for mine in alike(network, "share", "method")]
+    return "\n".join(lines)
+
+
+def line(mine: Sequence[Plain]) -> str:
+    return (
+        f"| {mine[0]['network']} | {mean(mine, 'removed', '.1%')} | {mine[0]['method']} | "
+        f"{mean_and_values(mine, 'validation_drop')} | {mean_and_values(mine, 'test_drop')} | "
+        f"{mean(mine, 'kl', '.4f')} | {mean(mine, 'harm', '.4f')} | {mean(mine, 'seconds', '.1f')} |"
+    )
+
+
+def common_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What must not differ between the rows of one file."""
+    return {name: getattr(options, name) for name in ("images", "validation_images", "test_images")}
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    parser.add_argument("--imagenet", default=os.environ.get("RECOUP_IMAGENET"), help="folder as for EfficientNet")
+    parser.add_argument("--networks", nargs="+", default=list(SHARES), choices=[*SHARES, *RESNET20])
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--share", type=float, help="of the MACs to remove; each network's own if not said")
+    parser.add_argument("--seeds", type=int, default=1, help="calibration samples")
+    parser.add_argument("--images", type=int, help=f"for calibration; {CIFAR_IMAGES} or all of ImageNet if not said")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args(words)
+    check_places(parser, options)
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Trained networks and the images they are pruned with and measured on, on the device.
+
+CIFAR-10: calibration images are drawn from 40,000 training images, the 10,000 others are for validation, test images
+are only measured. EfficientNet-Lite0: the folders `calibration` and `validation` that benchmarks/efficientnet.py takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+import recoup
+from benchmarks import lite0
+from benchmarks.paper import device_name
+from benchmarks.rows import Outcome
+from recoup.data import open_data
+from recoup.inputs import InputSpec
+from recoup.models import open_model
+
+Batches = list[tuple[Tensor, Tensor]]
+# Calibration images of CIFAR-10, as in benchmarks/paper.py, and images per batch by the side of an image.
+CIFAR_IMAGES = 20_000
+BATCH = {32: 1000, 224: 100}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The name by which recoup builds a network, and the file with its weights."""
+
+    model: str
+    file: str
+
+
+CIFAR = {
+    "vgg16": Checkpoint("recoup:vgg16_bn", "vgg16_bn_cifar10.fp16.safetensors"),
+    "resnet56": Checkpoint("recoup:resnet56", "resnet56-4bfd9763.th"),
+    "resnet20": Checkpoint("recoup:resnet20", "resnet20-12fca82f.th"),
+}
+LITE0 = "lite0"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bench:
+    """A network, its calibration images by seed, and its accuracy on the splits it is measured on.
+
+    `splits` are "validation" and, where there is one, "test", whose images nothing but measuring looks at.
+    """
+
+    network: str
+    model: nn.Module
+    calibration: Callable[[int], Batches]
+    splits: Mapping[str, Batches]
+    base: Mapping[str, float]
+    device: str
+
+    @property
+    def example(self) -> Tensor:
+        """One image."""
+        images, _ = self.splits["validation"][0]
+        return images[:1]
+
+    @property
+    def classifier(self) -> str:
+        """The name of the last linear layer, whose outputs are the classes."""
+        names: list[str] = [name for name, module in self.model.named_modules() if isinstance(module, nn.Linear)]
+        return names[-1]
+
+    def outcome(self, smaller: nn.Module, removed: float, stages: Mapping[str, float]) -> Outcome:
+        """What is lost in a smaller network that took so many seconds to make."""
+        top1 = {name: recoup.accuracy(smaller, batches) for name, batches in self.splits.items()}
+        drops = {name: self.base[name] - value for name, value in top1.items()}
+        last = list(self.splits)[-1]
+        return Outcome(
+            removed=removed,
+            top1=top1[last],
+            validation_drop=drops["validation"],
+            test_drop=drops.get("test"),
+            kl=recoup.divergence(smaller, self.model, self.splits[last]),
+            seconds=sum(stages.values()),
+            stages=dict(stages),
+            device=self.device,
+        )
+
+
+def open_bench(network: str, options: argparse.Namespace) -> Bench:
+    """A network by its name here, with its images; torch.export and the device have been started."""
+    bench = _lite0(options) if network == LITE0 else _cifar(network, options)
+    recoup.trace(bench.model, bench.example)
+    return bench
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say where networks and images are, and how many images to take."""
+    parser.add_argument("--cifar", default=os.environ.get("RECOUP_CIFAR10"), help="folder with cifar-10-batches-py")
+    parser.add_argument("--checkpoints", help="folder with the weights of the networks for CIFAR-10")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, help=f"images per batch; by the side of an image {BATCH} if not said")
+    parser.add_argument("--validation-images", type=int, help="all if not said")
+    parser.add_argument("--test-images", type=int, help="all if not said")
+
+
+def check_places(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse networks whose weights or images nobody has told where to find."""
+    needed = {"cifar", "checkpoints"} if set(options.networks) - {LITE0} else set()
+    needed |= {"imagenet"} if LITE0 in options.networks else set()
+    missing = [f"--{name}" for name in sorted(needed) if getattr(options, name) is None]
+    if missing:
+        parser.error(f"{', '.join(missing)} must be said for {', '.join(options.networks)}")
+
+
+def _cifar(network: str, options: argparse.Namespace) -> Bench:
+    checkpoint = CIFAR[network]
+    opened = open_model(checkpoint.model, Path(options.checkpoints) / checkpoint.file)
+
+    def read(split: str, limit: int | None, seed: int = 0) -> Batches:
+        return _resident(f"cifar10:{options.cifar}@{split}", opened.input, options, limit, seed)
+
+    splits = {
+        "validation": read("validation", options.validation_images),
+        "test": read("test", options.test_images),
+    }
+    images = options.images or CIFAR_IMAGES
+    return _bench(network, opened.model, lambda seed: read("calibration", images, seed), splits, options)
+
+
+def _lite0(options: argparse.Namespace) -> Bench:
+    def read(part: str, limit: int | None, seed: int = 0) -> Batches:
+        return _resident(f"folder:{Path(options.imagenet) / part}", lite0.INPUT, options, limit, seed)
+
+    splits = {"validation": read("validation", options.validation_images)}
+    return _bench(LITE0, lite0.build(), lambda seed: read("calibration", options.images, seed), splits, options)
+
+
+def _bench(
+    network: str,
+    model: nn.Module,
+    calibration: Callable[[int], Batches],
+    splits: Mapping[str, Batches],
+    options: argparse.Namespace,
+) -> Bench:
+    model = model.to(options.device)
+    base = {name: recoup.accuracy(model, batches) for name, batches in splits.items()}
+    return Bench(network, model, calibration, splits, base, device_name(options.device))
+
+
+def _resident(data: str, spec: InputSpec, options: argparse.Namespace, limit: int | None, seed: int) -> Batches:
+    """Images as batches that stay on the device."""
+    batches = open_data(data, spec, batch_size=options.batch or BATCH[spec.shape[-1]], limit=limit, seed=seed)
+    return [(images.to(options.device), labels.to(options.device)) for images, labels in batches]

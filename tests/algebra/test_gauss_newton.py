@@ -1,0 +1,162 @@
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from recoup.algebra.gauss_newton import DAMPING, gauss_newton, total
+
+
+def linear(A, target):
+    return lambda parameters: A @ parameters[0] - target
+
+
+def linear_problem(seed, scale=1.0):
+    torch.manual_seed(seed)
+    A, target = torch.randn(30, 5, dtype=torch.float64), torch.randn(30, 2, dtype=torch.float64)
+    return scale * A, scale * target
+
+
+def two_layers(activation, seed=0):
+    """Residuals of a small network with other weights than the one its targets come from; in two pieces."""
+    torch.manual_seed(seed)
+    x = torch.randn(80, 3, dtype=torch.float64)
+    first, second = torch.randn(3, 6, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+    target = activation(x @ first) @ second
+
+    def piece(rows):
+        return lambda parameters: activation(x[rows] @ parameters[0]) @ parameters[1] - target[rows]
+
+    start = first + 0.3 * torch.randn(3, 6).double(), second + 0.3 * torch.randn(6, 2).double()
+    return [piece(slice(0, 30)), piece(slice(30, 80))], start
+
+
+def repeated(pieces, start, steps, iterations=8):
+    losses, found = [total(pieces, start)], start
+    for _ in range(steps):
+        found, after, before = gauss_newton(pieces, found, iterations)
+        assert before == pytest.approx(losses[-1])
+        losses.append(after)
+    return found, losses
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_linear_problem_takes_one_damped_least_squares_step(seed):
+    A, target = linear_problem(seed)
+    start = torch.randn(5, 2, dtype=torch.float64)
+    (found,), after, before = gauss_newton([linear(A, target)], (start,), iterations=30)
+    gradient = A.T @ (A @ start - target)
+    damping = DAMPING * (A @ gradient).square().sum() / gradient.square().sum()
+    expected = start - torch.linalg.solve(A.T @ A + damping * torch.eye(5).double(), gradient)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    assert before == pytest.approx(float((A @ start - target).square().sum()))
+    assert after == pytest.approx(float((A @ found - target).square().sum()))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_linear_problem_ends_at_least_squares(seed):
+    A, target = linear_problem(seed)
+    (found,), _ = repeated([linear(A, target)], (torch.zeros(5, 2).double(),), steps=4, iterations=30)
+    torch.testing.assert_close(found, torch.linalg.lstsq(A, target).solution, rtol=1e-6, atol=1e-7)
+
+
+def test_pieces_together_are_the_whole():
+    A, target = linear_problem(0)
+    start = (torch.zeros(5, 2, dtype=torch.float64),)
+    (whole,), after, before = gauss_newton([linear(A, target)], start, 4)
+    parts = [linear(A[rows], target[rows]) for rows in (slice(0, 7), slice(7, 19), slice(19, 30))]
+    (split,), after_split, before_split = gauss_newton(parts, start, 4)
+    torch.testing.assert_close(split, whole, rtol=1e-10, atol=1e-10)
+    assert (after_split, before_split) == (pytest.approx(after), pytest.approx(before))
+
+
+@pytest.mark.parametrize("activation", [torch.tanh, torch.relu], ids=["tanh", "relu"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_two_layer_problem_improves_much(activation, seed):
+    pieces, start = two_layers(activation, seed)
+    _, losses = repeated(pieces, start, steps=6, iterations=20)
+    assert losses[-1] < 0.05 * losses[0]
+
+
+@given(st.integers(0, 9999), st.sampled_from([torch.tanh, torch.relu, torch.sin]), st.integers(1, 12))
+@settings(max_examples=40, deadline=None)
+def test_the_loss_never_rises_and_is_what_it_says(seed, activation, iterations):
+    pieces, start = two_layers(activation, seed)
+    found, after, before = gauss_newton(pieces, start, iterations)
+    assert before == pytest.approx(total(pieces, start))
+    assert after == pytest.approx(total(pieces, found))
+    assert after < before or all(torch.equal(a, b) for a, b in zip(found, start, strict=True))
+
+
+def test_more_iterations_solve_a_linear_problem_better():
+    A, target = linear_problem(0)
+    start = (torch.zeros(5, 2, dtype=torch.float64),)
+    losses = [gauss_newton([linear(A, target)], start, n)[1] for n in (1, 2, 4, 8)]
+    assert losses == sorted(losses, reverse=True)
+    assert len(set(losses)) == len(losses)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_the_scale_of_the_residuals_does_not_matter(scale):
+    """Scaled with a power of ten, not of two: equal up to rounding."""
+    pieces, start = two_layers(torch.tanh)
+    found, after, before = gauss_newton(pieces, start, 8)
+    scaled = [lambda parameters, piece=piece: scale * piece(parameters) for piece in pieces]
+    again, after_scaled, before_scaled = gauss_newton(scaled, start, 8)
+    for left, right in zip(found, again, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-8)
+    assert (after_scaled, before_scaled) == (pytest.approx(scale**2 * after), pytest.approx(scale**2 * before))
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e4])
+def test_the_scale_of_the_parameters_does_not_matter(scale):
+    pieces, start = two_layers(torch.tanh)
+    found, after, _ = gauss_newton(pieces, start, 8)
+    scaled = [lambda values, piece=piece: piece(tuple(value / scale for value in values)) for piece in pieces]
+    again, after_scaled, _ = gauss_newton(scaled, tuple(scale * value for value in start), 8)
+    for left, right in zip(found, again, strict=True):
+        torch.testing.assert_close(left, right / scale, rtol=1e-6, atol=1e-8)
+    assert after_scaled == pytest.approx(after)
+
+
+def test_a_solved_problem_stays_as_it_is():
+    A, _ = linear_problem(0)
+    start = (torch.ones(5, 1, dtype=torch.float64),)
+    found, after, before = gauss_newton([linear(A, A @ start[0])], start, 5)
+    assert torch.equal(found[0], start[0])
+    assert (after, before) == (0.0, 0.0)
+
+
+def test_a_step_too_long_is_shortened_by_halves():
+    """|x|^0.4 from 1: the full step goes to about -1.5, where the residual is larger, half of it to -0.25."""
+    start = (torch.ones(1, dtype=torch.float64),)
+    (found,), after, before = gauss_newton([lambda parameters: parameters[0].abs() ** 0.4], start, 1)
+    assert float(found) == pytest.approx(1 - 1.25 / (1 + DAMPING))
+    assert after < before
+
+
+def test_where_no_step_helps_the_start_is_returned():
+    """Everywhere but at the start the residual is larger."""
+    start = (torch.ones(1, dtype=torch.float64),)
+
+    def residual(parameters):
+        jump = (parameters[0] != 1).double() * 10
+        return parameters[0] + jump
+
+    found, after, before = gauss_newton([residual], start, 1)
+    assert found is start
+    assert after == before == 1.0
+
+
+def test_a_step_to_where_the_residual_is_not_a_number_is_not_taken():
+    start = (torch.full((1,), 0.1, dtype=torch.float64),)
+    found, after, before = gauss_newton([lambda parameters: parameters[0].log() + 10], start, 1)
+    assert bool(found[0].isfinite().all())
+    assert after <= before
+
+
+def test_parameters_that_nothing_depends_on_stay():
+    A, target = linear_problem(0)
+    start = (torch.zeros(5, 2, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
+    found, after, before = gauss_newton([linear(A, target)], start, 4)
+    assert torch.equal(found[1], start[1])
+    assert after < before

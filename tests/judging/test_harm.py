@@ -1,0 +1,150 @@
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import recoup
+from recoup.batches import Inputs
+from recoup.errors import CalibrationError
+from recoup.judging.harm import Reference, harm_between
+from recoup.structure.surgery import masked
+from tests.test_laws import draw_keep
+from tests.zoo import ZOO, seeded
+
+
+@functools.cache
+def calibrated(name):
+    entry = ZOO[name]
+    model = entry.build(6)
+    traced = recoup.trace(model, entry.batch(2))
+    return model, recoup.calibrate(model, traced, [entry.batch(40)])
+
+
+def inputs_of(name, sizes=(20, 7)):
+    batches = [ZOO[name].batch(size, seed=7 + size) for size in sizes]
+    return [Inputs(batch if isinstance(batch, tuple) else (batch,), {}) for batch in batches]
+
+
+def pruned(seen, seed=5):
+    return recoup.compensate(seen, draw_keep(seen.structure, seed))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_same_network_does_no_harm(name):
+    model, seen = calibrated(name)
+    reference = Reference(seen.traced.standalone.host, inputs_of(name))
+    assert reference.harm({}) == 0.0
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert reference.harm(tensors) == 0.0
+
+
+@pytest.mark.parametrize("name", ["plain", "residual", "zero-pad", "concat", "gates", "one-dim"])
+def test_the_harm_to_class_scores_is_the_divergence(name):
+    model, seen = calibrated(name)
+    plan, batches = pruned(seen), inputs_of(name)
+    harm = Reference(seen.traced.standalone.host, batches).harm(plan.weights)
+    assert harm > 0
+    assert harm == pytest.approx(recoup.divergence(masked(model, plan), model, batches), rel=1e-9)
+    assert harm == pytest.approx(recoup.divergence(recoup.apply(model, plan), model, batches), rel=1e-6)
+
+
+def test_the_harm_to_other_outputs_is_the_error_relative_to_their_variance():
+    """Two outputs, of four and of two dims: the mean over them, weighted by samples over batches."""
+    model, seen = calibrated("several")
+    plan, batches = pruned(seen), inputs_of("several")
+    twin, total = masked(model, plan), 0.0
+    with torch.no_grad():
+        for batch in batches:
+            errors = []
+            for expected, actual in zip(batch.call(model).values(), batch.call(twin).values(), strict=True):
+                variance = expected.var(dim=0, correction=0).mean()
+                errors.append(float((expected - actual).square().mean() / variance))
+            total += sum(errors) / 2 * batch.size
+    harm = Reference(seen.traced.standalone.host, batches).harm(plan.weights)
+    assert harm > 0
+    assert harm == pytest.approx(total / 27, rel=1e-9)
+
+
+def test_known_answers():
+    scores = torch.tensor([[0.0, 0.0], [2.0, 2.0]])
+    other = torch.tensor([[0.0, 0.0], [0.0, torch.log(torch.tensor(3.0))]])
+    half_of = 0.5 * (torch.tensor(0.5 / 0.25).log() + torch.tensor(0.5 / 0.75).log())
+    torch.testing.assert_close(harm_between([scores], [other]), half_of.double() / 2, rtol=1e-6, atol=1e-7)
+    values = torch.tensor([[1.0], [3.0]])  # variance 1
+    torch.testing.assert_close(harm_between([values], [values + 0.5]), torch.tensor(0.25).double(), rtol=1e-6, atol=0.0)
+
+
+def test_what_the_outputs_are_may_be_said():
+    torch.manual_seed(0)
+    a, b = torch.randn(9, 4), torch.randn(9, 4)
+    relative = (a - b).square().mean() / a.var(dim=0, correction=0).mean()
+    torch.testing.assert_close(harm_between([a], [b], "values"), relative.double(), rtol=1e-5, atol=1e-6)
+    assert harm_between([a], [b], "auto") == harm_between([a], [b], "classes")
+    several = harm_between([a, a], [b, a], "classes")  # the first output is that of the classes
+    assert several == harm_between([a], [b])
+    torch.testing.assert_close(harm_between([a, a], [b, a], "auto"), relative.double() / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_a_single_score_is_a_value():
+    torch.manual_seed(0)
+    a, b = torch.randn(9, 1), torch.randn(9, 1)
+    for kind in ("auto", "classes"):
+        assert float(harm_between([a], [b], kind)) > 0
+
+
+def test_a_shift_of_all_scores_harms_classes_not_at_all():
+    torch.manual_seed(0)
+    a = torch.randn(9, 4)
+    torch.testing.assert_close(harm_between([a], [a + 3]), torch.tensor(0.0).double(), rtol=0.0, atol=1e-6)
+    assert float(harm_between([a], [a + 3], "values")) > 1
+
+
+def test_the_scale_of_values_does_not_matter():
+    torch.manual_seed(0)
+    a, b = torch.randn(9, 4, 3), torch.randn(9, 4, 3)
+    small, large = (harm_between([scale * a], [scale * b]) for scale in (1e-3, 1e3))
+    torch.testing.assert_close(small, large, rtol=1e-4, atol=0.0)
+
+
+def test_tensors_the_network_does_not_have_change_nothing():
+    _, seen = calibrated("plain")
+    assert Reference(seen.traced.standalone.host, inputs_of("plain")).harm({"nobody": torch.ones(3)}) == 0.0
+
+
+def test_the_host_is_as_before():
+    _, seen = calibrated("plain")
+    host = seen.traced.standalone.host
+    before = {name: value.clone() for name, value in host.state_dict().items()}
+    reference = Reference(host, inputs_of("plain"))
+    first = reference.harm(pruned(seen).weights)
+    assert reference.harm(pruned(seen).weights) == first
+    assert all(torch.equal(value, before[name]) for name, value in host.state_dict().items())
+
+
+def test_outputs_without_numbers_are_not_compared():
+    class Ranks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            scores = self.b(torch.tanh(self.a(x)))
+            return scores, scores.argmax(1)
+
+    with seeded(0):
+        model, x = Ranks().double().eval(), torch.randn(20, 4).double()
+    host = recoup.trace(model, x).standalone.host
+    reference = Reference(host, [Inputs((x,), {})])
+    assert reference.harm({}) == 0.0
+    changed = {"b.weight": 2 * model.b.weight.detach()}
+    with torch.no_grad():
+        expected = harm_between([model(x)[0]], [torch.func.functional_call(model, changed, (x,))[0]])
+    assert reference.harm(changed) == pytest.approx(float(expected))
+
+
+def test_a_batch_that_makes_the_network_fail_is_named():
+    _, seen = calibrated("plain")
+    batches = [*inputs_of("plain"), Inputs((torch.randn(4, 5, 8, 8).double(),), {})]
+    with pytest.raises(CalibrationError, match=r"calibration batch 7 of shape \(4, 5, 8, 8\) makes the model fail"):
+        Reference(seen.traced.standalone.host, batches, numbers=["1", "2", "7"])

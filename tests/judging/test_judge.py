@@ -1,0 +1,138 @@
+import math
+from statistics import NormalDist
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+import recoup
+from recoup.errors import CalibrationError
+from recoup.judging.judge import ByImages, ByMeasure
+
+
+class Known(nn.Module):
+    """Answers 1 where its inputs are above a threshold, otherwise 0."""
+
+    def __init__(self, threshold):
+        super().__init__()
+        self.threshold = nn.Parameter(torch.tensor(float(threshold)))
+
+    def forward(self, x):
+        return torch.stack([torch.zeros(len(x)), x[:, 0] - self.threshold], dim=1)
+
+
+def inputs(count):
+    """Evenly spread in (0, 1), in batches of ten."""
+    return list(((torch.arange(count) + 0.5) / count)[:, None].split(10))
+
+
+def labelled(count, threshold=0.0):
+    """Right is to answer 1 above the threshold."""
+    return [(x, (x[:, 0] > threshold).long()) for x in inputs(count)]
+
+
+thresholds = st.floats(0.0, 1.0)
+
+
+@given(thresholds, thresholds)
+@settings(max_examples=60, deadline=None)
+def test_with_labels_the_drop_is_the_difference_of_accuracies(before, after):
+    batches = labelled(50, 0.3)
+    model, candidate = Known(before), Known(after)
+    judge = ByImages(model, batches, 0.95)
+    verdict = judge(candidate)
+    assert judge.base == pytest.approx(recoup.accuracy(model, batches))
+    assert verdict.score == pytest.approx(recoup.accuracy(candidate, batches))
+    assert verdict.drop == pytest.approx(judge.base - verdict.score, abs=1e-9)
+
+
+@given(thresholds, thresholds, st.booleans(), st.floats(0.5, 0.999))
+@settings(max_examples=60, deadline=None)
+def test_the_bound_is_never_below_the_drop(before, after, is_labelled, confidence):
+    batches = labelled(50, 0.3) if is_labelled else inputs(50)
+    verdict = ByImages(Known(before), batches, confidence)(Known(after))
+    assert verdict.bound >= verdict.drop
+
+
+@given(thresholds, thresholds)
+@settings(max_examples=60, deadline=None)
+def test_without_labels_it_is_the_agreement_with_the_original(before, after):
+    judge = ByImages(Known(before), inputs(50), 0.95)
+    verdict = judge(Known(after))
+    x = torch.cat(inputs(50))[:, 0]
+    same = ((x > before) == (x > after)).double().mean()
+    assert judge.base == 100.0
+    assert verdict.score == pytest.approx(100 * float(same))
+    assert verdict.drop == pytest.approx(100 - 100 * float(same))
+
+
+def test_the_bound_of_a_known_case():
+    """Ten of a hundred images are lost: the differences have mean 0.1 and deviation 0.3."""
+    verdict = ByImages(Known(0.0), labelled(100), 0.95)(Known(0.1))
+    assert (verdict.score, verdict.drop) == (pytest.approx(90), pytest.approx(10))
+    assert verdict.bound == pytest.approx(10 + NormalDist().inv_cdf(0.95) * 100 * 0.3 / math.sqrt(100))
+
+
+def test_images_won_count_against_images_lost():
+    """The candidate is wrong below 0.2 and right from 0.2 to 0.3, where the original is wrong."""
+    verdict = ByImages(Known(0.3), labelled(100, 0.2), 0.95)(Known(0.2))
+    assert verdict.drop == pytest.approx(-10)
+    assert verdict.score == pytest.approx(100)
+    both = ByImages(Known(0.3), labelled(100, 0.2), 0.95)(Known(0.1))
+    assert both.drop == pytest.approx(0)
+    assert both.bound == pytest.approx(1.6449 * 100 * math.sqrt(0.2) / 10, rel=1e-3)  # ten lost, ten won
+
+
+def test_the_bound_shrinks_with_the_root_of_the_number_of_images():
+    bounds = []
+    for count in (100, 400, 1600):
+        verdict = ByImages(Known(0.0), labelled(count), 0.95)(Known(0.1))
+        assert verdict.drop == pytest.approx(10)
+        bounds.append(verdict.bound - verdict.drop)
+    assert bounds == [pytest.approx(bounds[0]), pytest.approx(bounds[0] / 2), pytest.approx(bounds[0] / 4)]
+
+
+def test_the_bound_grows_with_the_confidence():
+    bounds = [ByImages(Known(0.0), labelled(100), c)(Known(0.1)).bound for c in (0.5, 0.9, 0.99)]
+    assert bounds == sorted(bounds)
+    assert bounds[0] == pytest.approx(10)  # even odds: the drop itself
+    assert len(set(bounds)) == 3
+
+
+def test_the_same_network_has_lost_nothing():
+    verdict = ByImages(Known(0.4), inputs(30), 0.95)(Known(0.4))
+    assert (verdict.score, verdict.drop, verdict.bound) == (100.0, 0.0, 0.0)
+
+
+def test_the_bound_holds_about_as_often_as_it_says():
+    """Samples of 400 images from a population in which every other one is lost."""
+    generator = torch.Generator().manual_seed(0)
+    holds = 0
+    for _ in range(200):
+        x = torch.rand(400, 1, generator=generator)
+        judge = ByImages(Known(0.0), [(x, torch.ones(400, dtype=torch.long))], 0.9)
+        holds += judge(Known(0.5)).bound >= 50
+    assert 0.84 < holds / 200 < 0.96
+
+
+def test_images_must_be_readable_again():
+    with pytest.raises(CalibrationError, match="validation is an iterator that can be read only once"):
+        ByImages(Known(0.0), iter(inputs(20)), 0.95)
+
+
+def test_modes_of_the_models_are_as_before():
+    model, candidate = Known(0.0).train(), Known(0.1).train()
+    ByImages(model, inputs(20), 0.95)(candidate)
+    assert model.training
+    assert candidate.training
+
+
+def test_a_measure_is_taken_at_its_word():
+    judge = ByMeasure(Known(0.0), lambda model: 80 - 10 * model.threshold.item())
+    verdict = judge(Known(0.5))
+    assert judge.base == 80.0
+    assert (verdict.score, verdict.drop, verdict.bound) == (75.0, 5.0, 5.0)
+    better = judge(Known(-1.0))
+    assert (better.drop, better.bound) == (-10.0, -10.0)

@@ -1,0 +1,88 @@
+"""Networks pruned in one pass: what the stages of recovery in sequence are handed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import recoup
+from recoup.calibrate import Calibration
+from recoup.judging.harm import Reference
+from recoup.judging.sample import Sample, sample_of
+from recoup.plan import Plan
+from recoup.sequence.lockstep import Lockstep
+from recoup.settings import PRESETS
+from recoup.structure.route import Route, Stretch, route
+from recoup.structure.standalone import Standalone
+from recoup.structure.surgery import masked
+from tests.test_laws import draw_keep
+from tests.zoo import ZOO
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A model with its calibration, the images, a mask and the one-pass plan for it."""
+
+    model: nn.Module
+    calibration: Calibration
+    sample: Sample
+    keep: Tensor
+    start: Plan
+    path: Route
+
+    @property
+    def host(self) -> Standalone:
+        return self.calibration.traced.standalone.host
+
+    @property
+    def reference(self) -> Reference:
+        """Held-out images as they are, not blended."""
+        return Reference(self.host, [self.sample.batches[place] for place in self.sample.held])
+
+    def walk(self, written: Any = None, stretches: tuple[Stretch, ...] = (), **options: Any) -> Lockstep:
+        written = self.start.weights if written is None else written
+        batches, device = self.sample.batches, self.sample.device
+        return Lockstep(self.host, self.path, batches, written, device, stretches=stretches, **options)
+
+    def whole(self, plan: Plan, inputs: Any) -> list[Tensor]:
+        """What the network at full size returns with the plan's weights."""
+        twin = masked(self.model, plan)
+        with torch.no_grad():
+            found = inputs.call(twin.eval())
+        return list(found.values()) if isinstance(found, dict) else [found]
+
+
+class Written(nn.Module):
+    """Writes into a part of a value that others read; what the first layer makes can be pruned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 6, 3, padding=1)
+        self.c, self.head = nn.Conv2d(6, 6, 3, padding=1), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.b(torch.relu(self.a(x))))
+        y = self.c(x)
+        y[:, :, 0] = 0.0
+        return self.head((x + y).mean((2, 3)))
+
+
+def bench(model: nn.Module, batch: Any, keep: Any = None, seed: int = 3, **settings: Any) -> Bench:
+    """`keep` is a mask over all channels, or one by group (those not named stay whole); drawn without it."""
+    sample = sample_of(model, [batch])
+    traced = recoup.trace(model, batch)
+    fitting = [sample.batches[place] for place in sample.seen]
+    calibration = recoup.calibrate(model, traced, fitting, replace(PRESETS["fast"], **settings))
+    keep = draw_keep(traced.structure, seed) if keep is None else keep
+    if not isinstance(keep, Tensor):
+        masks = {group.name: torch.ones(group.width, dtype=torch.bool) for group in traced.structure.groups}
+        keep = torch.cat(list({**masks, **keep}.values()))
+    path = route(traced.standalone.host.graph, traced.structure)
+    return Bench(model, calibration, sample, keep, recoup.compensate(calibration, keep), path)
+
+
+def zoo_bench(name: str, width: int = 6, samples: int = 40, **settings: Any) -> Bench:
+    return bench(ZOO[name].build(width), ZOO[name].batch(samples), **settings)

@@ -1,0 +1,165 @@
+import pytest
+import torch
+from torch import nn
+
+from recoup.algebra.gauss_newton import total
+from recoup.sequence.cutting import Cutter
+from recoup.sequence.joint import pieces, refit_jointly
+from recoup.sequence.refit import recover_in_sequence
+from recoup.sequence.stretches import adjustable, stretches_of
+from tests.sequence.bench import bench, zoo_bench
+from tests.zoo import seeded
+
+
+def two_layers(activation, rank=None, samples=400, kept=3, scale=1.0):
+    """A layer that makes eight channels and one that reads them, of which three are left."""
+    with seeded(0):
+        model = nn.Sequential(nn.Linear(6, 8), activation, nn.Linear(8, 5)).double().eval()
+        if rank is not None:
+            model[2].weight.data = torch.randn(5, rank).double() @ torch.randn(rank, 8).double() / 3
+        model[0].weight.data *= scale
+        images = torch.randn(samples, 6).double()
+    return bench(model, images, {"0": torch.arange(8) < kept})
+
+
+def opened(found, number=0):
+    """A walk, a stretch of it, and its tensors as parameters."""
+    written = dict(found.start.weights)
+    stretches = list(stretches_of(found.calibration, found.path, written).values())
+    walk, cutter = found.walk(stretches=tuple(stretches)), Cutter(found.calibration, found.keep, written)
+    stretch = stretches[number]
+    return walk, stretch, adjustable(found.calibration, walk, stretch, cutter, written, found.sample)
+
+
+def held_out(found, walk, stretch, work, changes):
+    return total(list(pieces(work, walk, stretch, found.sample.held, 10_000)), changes)
+
+
+def test_the_loss_of_a_stretch_is_the_relative_error_of_what_leaves_it():
+    found = two_layers(nn.Tanh())
+    walk, stretch, work = opened(found)
+    (held,) = (found.sample.batches[place].args[0] for place in found.sample.held)
+    with torch.no_grad():
+        (actual,), expected = found.whole(found.start, found.sample.batches[found.sample.held[0]]), found.model(held)
+    relative = float((actual - expected).square().sum() / expected.var(dim=0, correction=0).sum())
+    assert held_out(found, walk, stretch, work, work.start()) == pytest.approx(relative, rel=1e-6)
+    walk.close()
+
+
+def test_no_change_is_the_stretch_as_it_is():
+    found = zoo_bench("residual", seed=5)
+    walk, _, work = opened(found)
+    for name, value in work.tensors(work.start()).items():
+        before = found.start.weights.get(name, found.calibration.parameters.get(name))
+        assert torch.equal(value, before)
+    walk.close()
+
+
+def test_changes_reach_what_is_left_and_nothing_else():
+    found = two_layers(nn.ReLU())
+    walk, _, work = opened(found)
+    changed = work.tensors(tuple(part + 1 for part in work.start()))
+    torch.testing.assert_close(changed["0.weight"][:3], found.model[0].weight.detach()[:3] + 1, rtol=1e-12, atol=1e-12)
+    assert torch.equal(changed["0.weight"][3:], found.model[0].weight.detach()[3:])
+    assert torch.equal(changed["2.weight"][:, 3:], torch.zeros(5, 5).double())
+    walk.close()
+
+
+def test_two_linear_layers_of_low_rank_are_recovered_by_turning_the_channels_that_are_left():
+    """Any three channels can carry a product of rank two, though none of those that are left does."""
+    found = two_layers(nn.Identity(), rank=2)
+    walk, stretch, work = opened(found)
+    before = held_out(found, walk, stretch, work, work.start())
+    changes = refit_jointly(work, walk, stretch, found.sample, steps=20)
+    after = held_out(found, walk, stretch, work, changes)
+    walk.close()
+    assert before > 1
+    assert after < 1e-3 * before
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh(), nn.SiLU()], ids=["relu", "tanh", "silu"])
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_the_held_out_loss_falls_or_nothing_changes(activation, steps):
+    found = two_layers(activation, scale=2.0)
+    walk, stretch, work = opened(found)
+    before = held_out(found, walk, stretch, work, work.start())
+    changes = refit_jointly(work, walk, stretch, found.sample, steps)
+    assert changes is not None
+    assert held_out(found, walk, stretch, work, changes) < before
+    walk.close()
+
+
+def test_more_steps_are_never_worse_on_held_out_images():
+    found = two_layers(nn.ReLU(), samples=60)
+    walk, stretch, work = opened(found)
+    losses = []
+    for steps in (1, 2, 4, 8):
+        changes = refit_jointly(work, walk, stretch, found.sample, steps)
+        losses.append(held_out(found, walk, stretch, work, changes or work.start()))
+    walk.close()
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_an_exact_stretch_stays_as_it_is():
+    with seeded(0):
+        mask = torch.arange(8) < 4
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)).double().eval()
+        model[0].weight.data[4:], model[0].bias.data[4:] = model[0].weight.data[:4], model[0].bias.data[:4]
+        found = bench(model, torch.randn(400, 6).double(), {"0": mask}, ridge=0.0)
+    walk, stretch, work = opened(found)
+    assert held_out(found, walk, stretch, work, work.start()) < 1e-15
+    changes = refit_jointly(work, walk, stretch, found.sample, 3)
+    assert held_out(found, walk, stretch, work, changes or work.start()) < 1e-15
+    walk.close()
+
+
+def test_too_few_images_to_generalise_from_change_nothing_for_the_worse():
+    """Eight images fit anything; the two that are held out decide."""
+    found = two_layers(nn.Tanh(), samples=10, kept=6, scale=3.0)
+    walk, stretch, work = opened(found)
+    before = held_out(found, walk, stretch, work, work.start())
+    changes = refit_jointly(work, walk, stretch, found.sample, 5)
+    assert changes is None or held_out(found, walk, stretch, work, changes) < before
+    walk.close()
+
+
+def test_no_more_images_take_part_than_were_asked_for():
+    found = two_layers(nn.Tanh())
+    walk, stretch, work = opened(found)
+    assert len(list(pieces(work, walk, stretch, found.sample.seen, 1))) == 1
+    assert not list(pieces(work, walk, stretch, found.sample.seen, 0))
+    walk.close()
+
+
+def test_the_first_steps_are_a_share_of_each_tensors_size():
+    found = two_layers(nn.Tanh())
+    walk, _, work = opened(found)
+    kept = [found.model[0].weight[:3], found.model[0].bias[:3], found.start.weights["2.weight"][:, :3]]
+    expected = [0.1 * float(part.detach().square().mean().sqrt()) for part in kept]
+    assert work.rates(0.1)[:3] == [pytest.approx(value) for value in expected]
+    walk.close()
+
+
+def test_recovery_with_joint_refits_harms_less():
+    found = two_layers(nn.Tanh(), scale=2.0)
+    harms = []
+    for joint in (0, 3):
+        other = bench(found.model, torch.cat([b.args[0] for b in found.sample.batches]), found.keep, joint=joint)
+        plan = recover_in_sequence(other.calibration, other.sample, other.keep, other.start)
+        harms.append(other.reference.harm(plan.weights))
+    assert harms[1] < 0.8 * harms[0]
+
+
+def test_a_stretch_through_something_without_a_derivative_stays_as_it_is():
+    class Hard(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 5)
+
+        def forward(self, x):
+            return self.b(torch.sign(self.a(x)))
+
+    with seeded(0):
+        found = bench(Hard().double().eval(), torch.randn(100, 6).double(), {"a": torch.arange(8) < 4}, joint=2)
+    plan = recover_in_sequence(found.calibration, found.sample, found.keep, found.start)
+    assert all(bool(value.isfinite().all()) for value in plan.weights.values())

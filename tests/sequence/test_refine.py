@@ -1,0 +1,102 @@
+import functools
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from recoup.sequence.refine import refine
+from recoup.structure.verify import prove
+from tests.sequence.bench import Written, bench, zoo_bench
+from tests.zoo import ZOO, seeded
+
+
+@functools.cache
+def chain():
+    with seeded(0):
+        layers = [layer for _ in range(2) for layer in (nn.Linear(16, 16), nn.ReLU())]
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), *layers, nn.Linear(16, 5)).double().eval()
+        for layer in model[::2]:
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        half = {str(2 * number): torch.arange(16) < 8 for number in range(3)}
+        return bench(model, torch.randn(2000, 8).double(), half)
+
+
+def refined(found, seconds, **options):
+    return refine(found.calibration, found.sample, found.keep, found.start, seconds, **options)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.5])
+def test_it_takes_about_as_long_as_it_may(seconds):
+    found = chain()
+    begin = time.perf_counter()
+    refined(found, seconds)
+    assert 0.8 * seconds < time.perf_counter() - begin < seconds + 1.0
+
+
+def test_no_time_at_all_changes_nothing():
+    found = chain()
+    plan = refined(found, 0.0)
+    assert all(torch.equal(plan.weights[name], value) for name, value in found.start.weights.items())
+
+
+def test_held_out_images_are_harmed_less():
+    found = chain()
+    assert found.reference.harm(refined(found, 1.5).weights) < 0.8 * found.reference.harm(found.start.weights)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_pruned_inputs_keep_zero_weights_and_sliced_equals_masked(name):
+    found = zoo_bench(name, seed=5)
+    plan = refined(found, 0.2)
+    structure = found.calibration.structure
+    for consumer in structure.consumers:
+        cut = ~structure.keep_indices(consumer.inputs, found.keep)
+        if consumer.weight in plan.weights:
+            assert not plan.weights[consumer.weight].movedim(consumer.input_dim, 0)[cut].any()
+    assert all(bool(value.isfinite().all()) for value in plan.weights.values())
+    _, proof = prove(found.model, plan, found.calibration.traced.inputs)
+    assert proof.difference < 1e-8
+
+
+def test_rows_of_pruned_channels_are_as_before():
+    found = chain()
+    plan = refined(found, 0.5)
+    assert torch.equal(plan.weights["0.weight"][8:], found.model[0].weight.detach()[8:])
+    assert not torch.equal(plan.weights["0.weight"][:8], found.model[0].weight.detach()[:8])
+
+
+def test_the_plan_keeps_what_it_kept():
+    found = chain()
+    plan = refined(found, 0.2)
+    assert all(torch.equal(mask, plan.keep[name]) for name, mask in found.start.keep.items())
+    assert plan.recovery == found.start.recovery
+
+
+@pytest.mark.parametrize("span", [1, 2])
+def test_longer_stretches_can_be_asked_for(span):
+    found = chain()
+    wide = bench(found.model, torch.cat([b.args[0] for b in found.sample.batches]), found.keep, span=span)
+    assert wide.reference.harm(refined(wide, 1.0).weights) < wide.reference.harm(wide.start.weights)
+
+
+def test_a_network_that_writes_into_what_others_read_is_left_alone():
+    with seeded(0):
+        found = bench(Written().double().eval(), torch.randn(60, 3, 8, 8).double(), {"a": torch.arange(8) < 4})
+    assert refined(found, 5.0) is found.start
+
+
+def test_progress_is_told_of_every_stretch():
+    told = []
+    refined(chain(), 0.1, progress=lambda *step: told.append(step))
+    assert told == [("refine", number, 3) for number in (1, 2, 3)]
+
+
+def test_the_model_and_the_start_are_as_before():
+    found = chain()
+    before = {name: value.clone() for name, value in found.model.state_dict().items()}
+    start = {name: value.clone() for name, value in found.start.weights.items()}
+    refined(found, 0.3)
+    assert all(torch.equal(value, before[name]) for name, value in found.model.state_dict().items())
+    assert all(torch.equal(value, start[name]) for name, value in found.start.weights.items())
+    assert all(parameter.grad is None for parameter in found.model.parameters())
