@@ -1,6 +1,5 @@
 import functools
 import math
-import time
 import warnings
 from dataclasses import replace
 
@@ -100,11 +99,10 @@ def test_a_budget_of_parameters_is_met(network):
 
 
 @networks
-@PRESETS_BEYOND
-def test_the_callers_model_is_unchanged(network, preset):
+def test_the_callers_model_is_unchanged(network):
     model, _ = network_and_images(network)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    pruned(network, preset, budget=Budget(macs=0.6), refine=0.2)
+    pruned(network, "best", budget=Budget(macs=0.6), refine=0.2)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(module.training for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -156,8 +154,7 @@ def test_with_more_confidence_less_is_pruned():
     assert shares[0] > shares[1]
 
 
-@networks
-@PRESETS_BEYOND
+@pytest.mark.parametrize(("network", "preset"), [("plain", "best"), ("residual", "fast")])
 def test_without_labels_a_tolerance_is_on_the_agreement_with_the_original(network, preset):
     model, images = network_and_images(network)
     result = pruned(network, preset, tolerance=40.0)
@@ -183,13 +180,21 @@ def test_validation_without_labels_is_looked_at_in_their_place():
     assert result.report.score.after == pytest.approx(100 * float(same), abs=1.0)
 
 
-def test_joint_refits_are_tried_on_a_bolder_share_first():
-    trials = pruned("plain", "best", tolerance=40.0).report.score.trials
-    kinds = [trial.groups for trial in trials]
-    joint = [number for number, kind in enumerate(kinds) if kind == ("all groups, refitted jointly",)]
-    assert joint
-    assert joint == list(range(joint[0], len(trials)))  # at the end
-    assert all(not trials[number].accepted for number in joint[:-1])
+def test_joint_refits_are_tried_on_a_bolder_share_first_and_then_on_what_was_found():
+    """The measure, the share of parameters in points, does not care how well a network is recovered."""
+    whole = sum(parameter.numel() for parameter in network_and_images("plain")[0].parameters())
+    result = pruned(
+        "plain", "best", tolerance=30.0, evaluate=lambda m: 100 * sum(p.numel() for p in m.parameters()) / whole
+    )
+    trials = result.report.score.trials
+    joint = [trial for trial in trials if trial.groups == ("all groups, in full",)]
+    assert list(trials[-2:]) == joint
+    bolder, again = joint
+    assert not bolder.accepted
+    assert bolder.drop > 1.2 * 30
+    assert again.accepted
+    assert again.share == pytest.approx(min(trial.share for trial in trials[:-2] if trial.accepted), abs=0.02)
+    assert result.report.after.macs / result.report.before.macs == pytest.approx(again.share)
 
 
 def test_a_measure_of_ones_own_decides():
@@ -218,13 +223,10 @@ def test_a_measure_is_reported_with_a_budget_too():
     assert (score.before, score.after) == (7.0, 7.0)
 
 
-@networks
-def test_refinement_takes_about_as_long_as_it_may_and_does_no_harm(network):
-    model, images = network_and_images(network)
-    begin = time.perf_counter()
-    result = pruned(network, budget=Budget(macs=0.5), refine=2.0)
-    seconds = time.perf_counter() - begin
-    assert 2.0 < seconds < 2.0 + 3.0
+def test_refinement_takes_about_as_long_as_it_may_and_does_no_harm():
+    model, images = network_and_images("residual")
+    result = pruned("residual", budget=Budget(macs=0.5), refine=2.0)
+    assert 1.8 < result.report.seconds["recover"] < 2.0 + 3.0
     harms = result.report.held_out
     assert harms.keys() == {"one pass", "in sequence", "refined"}
     sample = sample_of(model, list(images.split(64)))

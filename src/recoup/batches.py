@@ -47,10 +47,12 @@ class Inputs:
         size = self.size
         return self.map(lambda tensor: tensor[:count] if tensor.dim() and tensor.shape[0] == size else tensor)
 
-    def after(self, count: int) -> Inputs:
-        """All but the first `count` samples."""
+    def where(self, mask: Tensor) -> Inputs:
+        """The samples where `mask` (bool) is true."""
         size = self.size
-        return self.map(lambda tensor: tensor[count:] if tensor.dim() and tensor.shape[0] == size else tensor)
+        return self.map(
+            lambda tensor: tensor[mask.to(tensor.device)] if tensor.dim() and tensor.shape[0] == size else tensor
+        )
 
     def call(self, model: nn.Module) -> Any:
         """What the model returns for this call."""

@@ -90,9 +90,15 @@ class Measured:
 
     def decide(self, rankings: Mapping[str, Ranking]) -> tuple[Tensor, Search | None]:
         """The mask over all channels, and the search that found it, if there was one."""
-        budget = self._goal.budget
-        if budget is not None and (budget.of == "width" or self._goal.settings.search == "binary"):
+        budget, is_published = self._goal.budget, self._goal.settings.search == "binary"
+        if budget is not None and (budget.of == "width" or is_published):
             return fit_budget(self._model, self.seen, rankings, budget), None
+        if is_published:
+            assert self._goal.tolerance is not None and self._goal.measure is not None
+            searched = search(
+                self._model, self.seen, rankings, self._goal.measure, self._goal.tolerance, self._progress
+            )
+            return searched.keep, searched
         of = "macs" if budget is None else budget.of
         allocation = allocator(self._model, self.seen, rankings, self._reference, of, self._progress)
         if budget is not None:
@@ -109,7 +115,7 @@ class Measured:
 
     def score(self, smaller: nn.Module, found: Search | None) -> Score | None:
         """What was measured of both models."""
-        if found is not None and not self._goal.refine:
+        if found is not None and self._chosen is not None and not self._goal.refine:
             return Score(found.base, found.base - found.drop, self._goal.tolerance, found.trials, self._judge.what)
         if found is None and self._goal.validation is None and self._goal.evaluate is None:
             return None
@@ -117,7 +123,7 @@ class Measured:
         return Score(self._judge.base, self._judge(smaller).score, self._goal.tolerance, trials, self._judge.what)
 
     def _search(self, allocation: Allocator) -> Search:
-        """Quick recoveries find the share; where joint refits are asked for, one bolder share is tried with them."""
+        """Quick recoveries find the share, full ones are measured again: a bolder share first if joint refits help."""
         tolerance = self._goal.tolerance
         assert tolerance is not None
         quick: dict[bytes, Chosen] = {}
@@ -130,10 +136,10 @@ class Measured:
         self._chosen = quick.get(found.keep.numpy().tobytes())
         bolder = bolder_share(found.trials, BOLDNESS * tolerance) if self._goal.settings.joint else None
         keeps = [found.keep] if bolder is None else [allocation.keep(bolder), found.keep]
-        for keep in keeps if self._goal.settings.joint and self._chosen is not None else ():
+        for keep in keeps if self._chosen is not None else ():
             chosen = self._recoverer.plan(keep, self._progress)
             verdict = self._judge(apply(self._model, chosen.plan))
-            trial = Trial(("all groups, refitted jointly",), allocation.share(keep), verdict.bound, tolerance)
+            trial = Trial(("all groups, in full",), allocation.share(keep), verdict.bound, tolerance)
             found = replace(found, trials=(*found.trials, trial))
             if trial.accepted:
                 self._chosen = chosen

@@ -88,7 +88,7 @@ def test_kept_are_the_best_channels_of_every_group():
 def test_a_smaller_share_keeps_no_group_wider_in_a_chain():
     counts = [int(allocation_of("plain").keep(share).sum()) for share in (0.9, 0.7, 0.5, 0.3)]
     assert counts == sorted(counts, reverse=True)
-    assert len(set(counts)) == len(counts)
+    assert len(set(counts)) > 2
 
 
 def test_the_harm_of_a_group_is_measured_with_that_group_alone_cut():

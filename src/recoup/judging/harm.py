@@ -61,5 +61,6 @@ def harm_between(expected: Sequence[Tensor], actual: Sequence[Tensor], kind: str
 
 
 def _relative_error(expected: Tensor, actual: Tensor) -> Tensor:
-    spread = (expected - expected.mean(dim=0, keepdim=True)).square().mean()
+    centre = expected.mean(dim=0, keepdim=True) if len(expected) > 1 else expected.mean()
+    spread = (expected - centre).square().mean()
     return (expected - actual).square().mean() / spread.clamp(min=torch.finfo(torch.float32).tiny)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from recoup.batches import Inputs, Stream, check_finite, device_of, inputs_of
 from recoup.errors import CalibrationError
@@ -52,7 +53,7 @@ class Sample:
 
 
 def sample_of(model: nn.Module, batches: Iterable[Any]) -> Sample:
-    """All of `batches`, put together to a size that suits the device, the last fifth of each held out.
+    """All of `batches`, put together to a size that suits the device, every fifth image held out.
 
     Raises:
         CalibrationError: there are too few images to hold some out.
@@ -64,11 +65,11 @@ def sample_of(model: nn.Module, batches: Iterable[Any]) -> Sample:
     numbers: list[str] = []
     held: list[int] = []
     for number, inputs in _regrouped(given, BATCH_BYTES.get(device.type, BATCH_BYTES["cpu"])):
-        count = inputs.size // HELD_OUT
-        parts.append(inputs.first(inputs.size - count))
-        if count:
+        judging = torch.arange(inputs.size) % HELD_OUT == HELD_OUT - 1
+        parts.append(inputs.where(~judging))
+        if bool(judging.any()):
             held.append(len(parts))
-            parts.append(inputs.after(inputs.size - count))
+            parts.append(inputs.where(judging))
         numbers += [number] * (len(parts) - len(numbers))
     held = held or _whole_batches(len(parts))
     if not held:
@@ -116,10 +117,17 @@ def _bytes(parts: list[Inputs]) -> int:
 
 def _fit_together(left: Inputs, right: Inputs) -> bool:
     """Whether every tensor has a batch dim and the rest of its shape in common with its counterpart."""
-    pairs = list(zip(left.tensors(), right.tensors(), strict=False))
-    same = all(a.dim() and b.dim() and a.shape[1:] == b.shape[1:] for a, b in pairs)
-    sized = all(len(tensor) == part.size for part in (left, right) for tensor in part.tensors() if tensor.dim())
-    return same and sized and len(left.tensors()) == len(right.tensors())
+    ours, theirs = (tree_flatten((part.args, dict(part.kwargs))) for part in (left, right))
+    if ours[1] != theirs[1]:
+        return False
+    sizes = left.size, right.size
+    return all(_match(a, b, *sizes) for a, b in zip(ours[0], theirs[0], strict=True))
+
+
+def _match(a: Any, b: Any, left: int, right: int) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b)
+    return bool(a.dim() and b.dim()) and len(a) == left and len(b) == right and a.shape[1:] == b.shape[1:]
 
 
 def _joined(parts: list[Inputs]) -> Inputs:

@@ -43,8 +43,9 @@ def harm_of(loss: Tensor, kept: int, measured: float, least: int) -> Harm:
 
 def allocate(harms: Mapping[str, Harm], terms: Terms, allowed: float) -> dict[str, int]:
     """Channels to keep by group, with a cost of at most `allowed`; the least harm that a single μ can reach."""
-    low, high = -60.0, 20.0  # exponents of 2: from "cost is nothing" to "cost is all"
-    scale = terms.total({name: len(harm.curve) - 1 for name, harm in harms.items()})
+    low, high = -60.0, 40.0  # exponents of 2: from "cost is nothing" to "cost is all"
+    whole = terms.total({name: len(harm.curve) - 1 for name, harm in harms.items()})
+    scale = whole / (max(float(harm.curve.max()) for harm in harms.values()) or 1.0)
     best = _descend(harms, terms, 2.0**high / scale)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2

@@ -28,6 +28,8 @@ LEVEL = 0.5
 # Candidates that are recovered and measured on the way to a tolerance, and the share of the cost that is near enough.
 CANDIDATES = 6
 NEAR = 0.02
+# A cost is a sum of products in floating point.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +123,13 @@ def keep_within(allocation: Allocator, budget: Budget) -> Tensor:
             f"channel {allocation.least:.1%} remain, because the rest is locked. `recoup.inspect` lists what is locked "
             "and why."
         )
-    return allocation.keep(budget.share)
+    keep = allocation.keep(budget.share)
+    if allocation.share(keep) > budget.share * (1 + ROUNDING):
+        raise BudgetError(
+            f"keeping {budget.share:.1%} of the {budget.of} is out of reach: with widths as they have to be "
+            f"{allocation.share(keep):.1%} remain. Allow more, or smaller multiples."
+        )
+    return keep
 
 
 def search_share(
@@ -134,7 +142,7 @@ def search_share(
     """The smallest share of the cost whose candidate stays within the tolerance, with the judge's bound.
 
     The next share to try lies where the bound would meet the tolerance if its root grew evenly between the nearest
-    candidates that passed and failed.
+    candidates that passed and failed; after two that came out alike it is the middle.
     """
     whole = allocation.widths.structure.keep_all()
     passed, failed = Point(1.0, 0.0), Point(allocation.least, math.inf)
@@ -142,7 +150,8 @@ def search_share(
     for number in range(1, CANDIDATES + 1):
         if passed.share - failed.share < NEAR:
             break
-        share = meeting(passed, failed, tolerance)
+        is_stuck = len(found.trials) > 1 and found.trials[-1].accepted == found.trials[-2].accepted
+        share = (passed.share + failed.share) / 2 if is_stuck else meeting(passed, failed, tolerance)
         keep = allocation.keep(share)
         verdict = judge(candidate(keep))
         trials = (*found.trials, Trial(("all groups",), share, verdict.bound, tolerance))

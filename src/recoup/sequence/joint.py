@@ -43,8 +43,9 @@ class Adjustable:
         return tuple(torch.zeros_like(value) for value in self._base.values())
 
     def rates(self, share: float) -> list[float]:
-        """A step length for every tensor: this share of its root mean square."""
-        return [share * float(value.square().mean().sqrt()) for value in self._base.values()]
+        """A step length for every tensor: this share of its root mean square, of all of them for one of zeros."""
+        sizes = [float(value.square().mean().sqrt()) for value in self._base.values()]
+        return [share * (size or max(sizes, default=0.0)) for size in sizes]
 
     def tensors(self, changes: Parameters) -> dict[str, Tensor]:
         """The whole tensors with these changes to what is left of them."""
@@ -124,5 +125,5 @@ def _is_real(value: Any) -> bool:
 
 def _spread(value: Tensor) -> float:
     """What makes the squared residual of a value its error relative to its variance, for one sample."""
-    centred = value - value.mean(dim=0, keepdim=True)
+    centred = value - (value.mean(dim=0, keepdim=True) if len(value) > 1 else value.mean())
     return max(math.sqrt(float(centred.square().sum()) / max(1, len(value))), 1e-12)

@@ -140,6 +140,10 @@ class Lockstep:
 
     def run(self, stretch: Stretch, entries: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """What leaves a stretch of the pruned network with other `tensors`."""
+        values = self._values(stretch, entries, tensors)
+        return {name: values[name] for name in stretch.exits}
+
+    def _values(self, stretch: Stretch, entries: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Values:
         values = dict(entries)
 
         def look(node: fx.Node) -> Any:
@@ -150,7 +154,7 @@ class Lockstep:
 
         for node in stretch.nodes:
             values[node.name] = _call(node, look)
-        return {name: values[name] for name in stretch.exits}
+        return values
 
     def bearable(self, stretch: Stretch, limit: int) -> int:
         """How many samples at a time keep the activations of a stretch, and their derivatives, within so many bytes."""
@@ -164,7 +168,9 @@ class Lockstep:
         self._move_to(stretch.end)
         for place in range(self._count):
             with self._borrowed(place) as batch:
-                batch.pruned |= self.run(stretch, self._entries(stretch, batch), {})
+                values = self._values(stretch, self._entries(stretch, batch), {})
+                # Besides what leaves the stretch, what enters the next one where the two overlap.
+                batch.pruned |= {node.name: values[node.name] for node in stretch.nodes if node.name in batch.original}
 
     def outputs(self, places: Sequence[int]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """What both networks return for the batches at these places, the original's first; the end of the walk."""

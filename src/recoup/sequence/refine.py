@@ -48,6 +48,7 @@ def refine(
         for number, stretch in enumerate(stretches.values()):
             work = adjustable(calibration, walk, stretch, cutter, written, sample)
             if work is None:
+                progress("refine", number + 1, len(stretches))
                 continue
             passages = [part for passage in walk.passages(stretch, sample.seen) for part in passage.split(4 * SAMPLES)]
             share = (end - time.perf_counter()) / (len(stretches) - number)
@@ -72,10 +73,11 @@ def _descend(
     optimiser = torch.optim.Adam(groups)
     least = total(judging, work.start())
     generator = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([float(passage.size) for passage in passages])
     while (spent := (time.perf_counter() - begin) / max(seconds, 1e-9)) < 1:
         for group, rate in zip(optimiser.param_groups, rates, strict=True):
             group["lr"] = rate * (1 - spent)
-        passage = passages[int(torch.randint(len(passages), (1,), generator=generator))]
+        passage = passages[int(torch.multinomial(sizes, 1, generator=generator))]
         batch = passage.pick(torch.randint(passage.size, (min(SAMPLES, passage.size),), generator=generator))
         with torch.enable_grad():
             loss = work.residual(batch)(tuple(changes)).square().sum()

@@ -198,7 +198,9 @@ def _is_addition(user: fx.Node, here: fx.Node) -> bool:
 
 def _is_affine(user: fx.Node, here: fx.Node, others: list[fx.Node]) -> bool:
     name = operation_name(user.target)
-    if name not in _AFFINE or any(value.op != "get_attr" for value in others):
+    if name not in _AFFINE or any(value.op != "get_attr" for value in others) or user.kwargs:
+        return False
+    if sum(argument is here for argument in user.args) != 1:
         return False
     if name == "batch_norm":
         return user.args[0] is here and here.meta["val"].dim() != 3
@@ -220,6 +222,7 @@ def _is_own(value: fx.Node, reader: fx.Node) -> bool:
     """Whether a value is fresh and nobody but `reader` reads it, so that nobody sees it overwritten."""
     schema = getattr(value.target, "_schema", None)
     is_fresh = schema is not None and all(result.alias_info is None for result in schema.returns)
+    is_fresh = is_fresh and "dropout" not in operation_name(value.target)  # in eval mode it returns its input
     return value.op == "call_function" and is_fresh and set(value.users) == {reader}
 
 
