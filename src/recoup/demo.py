@@ -128,6 +128,6 @@ def _prune(trained: nn.Module, seed: int, progress: Progress) -> Result:
         open_data("digits@train", INPUT),
         validation=open_data("digits@validation", INPUT),
         tolerance=TOLERANCE,
-        preset=dataclasses.replace(find_preset("best"), seed=seed),
+        preset=dataclasses.replace(find_preset("fast"), seed=seed),
         progress=progress,
     )
