@@ -61,7 +61,7 @@ def test_a_budget_with_validation_is_measured_too():
     x = entry.batch(50)
     result = recoup.prune(entry.build(8), [x], validation=[(x, torch.arange(50) % 4)], budget=recoup.Budget(macs=0.5))
     assert result.report.score.tolerance is None
-    assert "accuracy 24.00 -> " in str(result.report)
+    assert "\naccuracy " in str(result.report)
     assert "points" in str(result.report)
 
 
