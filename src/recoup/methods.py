@@ -148,9 +148,6 @@ class Measured:
 
     @cached_property
     def _judge(self) -> Judge:
-        return self._new_judge()
-
-    def _new_judge(self) -> Judge:
         if self._goal.evaluate is not None:
             assert self._goal.measure is not None
             return ByMeasure(self._model, self._goal.measure)
