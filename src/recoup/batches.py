@@ -47,11 +47,11 @@ class Inputs:
         size = self.size
         return self.map(lambda tensor: tensor[:count] if tensor.dim() and tensor.shape[0] == size else tensor)
 
-    def where(self, mask: Tensor) -> Inputs:
-        """The samples where `mask` (bool) is true."""
+    def pick(self, samples: Tensor) -> Inputs:
+        """Only these samples: a mask over all of them (bool), or their places."""
         size = self.size
         return self.map(
-            lambda tensor: tensor[mask.to(tensor.device)] if tensor.dim() and tensor.shape[0] == size else tensor
+            lambda tensor: tensor[samples.to(tensor.device)] if tensor.dim() and tensor.shape[0] == size else tensor
         )
 
     def call(self, model: nn.Module) -> Any:

@@ -38,7 +38,7 @@ class Settings:
         when a layer is refitted in sequence; infinity stays there.
     joint: at most so many Gauss-Newton steps on every pair of layers with pruned channels between them; they end when
         held-out images gain nothing more.
-    span: how many such pairs a stretch holds that `refine` works on.
+    span: how many such pairs are refitted at once where the second layer ends in an addition.
     confidence: with which the tolerance holds on images that were not looked at; None to ask it only of the others.
     outputs: "classes" are compared by their divergence, "values" by their squared error; "auto" takes a single output
         of shape (samples, n) for classes.
@@ -162,7 +162,8 @@ _BEST = Settings(
     positions=64,
     search="measured",
     recovery="sequence",
-    joint=8,
+    joint=4,
+    span=3,
     confidence=0.95,
 )
 

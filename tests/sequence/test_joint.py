@@ -6,10 +6,8 @@ from torch import nn
 
 from recoup.algebra.gauss_newton import total
 from recoup.judging.sample import sample_of
-from recoup.sequence.cutting import Cutter
-from recoup.sequence.joint import pieces, refit_jointly
+from recoup.sequence.joint import JointRefits, passages, refit_jointly
 from recoup.sequence.refit import recover_in_sequence
-from recoup.sequence.stretches import adjustable, stretches_of
 from tests.sequence.bench import bench, zoo_bench
 from tests.zoo import seeded
 
@@ -22,20 +20,21 @@ def two_layers(activation, rank=None, samples=400, kept=3, scale=1.0):
             model[2].weight.data = torch.randn(5, rank).double() @ torch.randn(rank, 8).double() / 3
         model[0].weight.data *= scale
         images = torch.randn(samples, 6).double()
-    return bench(model, images, {"0": torch.arange(8) < kept})
+    return bench(model, images, {"0": torch.arange(8) < kept}, joint=1)
 
 
 def opened(found, number=0):
     """A walk, a stretch of it, and its tensors as parameters."""
     written = dict(found.start.weights)
-    stretches = list(stretches_of(found.calibration, found.path, written).values())
-    walk, cutter = found.walk(stretches=tuple(stretches)), Cutter(found.calibration, found.keep, written)
-    stretch = stretches[number]
-    return walk, stretch, adjustable(found.calibration, walk, stretch, cutter, written, found.sample)
+    joints = JointRefits(found.calibration, found.sample, found.keep, found.path, written)
+    walk = found.walk(stretches=tuple(joints.stretches.values()))
+    stretch = list(joints.stretches.values())[number]
+    return walk, stretch, joints.adjustable(walk, stretch, written)
 
 
 def held_out(found, walk, stretch, work, changes):
-    return total(list(pieces(work, walk, stretch, found.sample.held, 10_000)), changes)
+    judging = [work.residual(passage) for passage in passages(walk, stretch, found.sample.held, 10_000)]
+    return total(judging, changes)
 
 
 def test_the_loss_of_a_stretch_is_the_relative_error_of_what_leaves_it():
@@ -50,7 +49,7 @@ def test_the_loss_of_a_stretch_is_the_relative_error_of_what_leaves_it():
 
 
 def test_no_change_is_the_stretch_as_it_is():
-    found = zoo_bench("residual", seed=5)
+    found = zoo_bench("residual", seed=5, joint=1)
     walk, _, work = opened(found)
     for name, value in work.tensors(work.start()).items():
         before = found.start.weights.get(name, found.calibration.parameters.get(name))
@@ -108,7 +107,7 @@ def test_an_exact_stretch_stays_as_it_is():
         mask = torch.arange(8) < 4
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)).double().eval()
         model[0].weight.data[4:], model[0].bias.data[4:] = model[0].weight.data[:4], model[0].bias.data[:4]
-        found = bench(model, torch.randn(400, 6).double(), {"0": mask}, ridge=0.0)
+        found = bench(model, torch.randn(400, 6).double(), {"0": mask}, ridge=0.0, joint=1)
     walk, stretch, work = opened(found)
     assert held_out(found, walk, stretch, work, work.start()) < 1e-15
     changes = refit_jointly(work, walk, stretch, found.sample, 3)
@@ -129,21 +128,13 @@ def test_what_only_fits_its_own_images_better_is_not_taken(seed):
     walk.close()
 
 
-def test_no_more_images_take_part_than_were_asked_for():
+@pytest.mark.parametrize("images", [0, 1, 100, 10_000])
+def test_no_more_images_take_part_than_were_asked_for(images):
     found = two_layers(nn.Tanh())
-    walk, stretch, work = opened(found)
-    assert len(list(pieces(work, walk, stretch, found.sample.seen, 1))) == 1
-    assert not list(pieces(work, walk, stretch, found.sample.seen, 0))
+    walk, stretch, _ = opened(found)
+    parts = list(passages(walk, stretch, found.sample.seen, images))
     walk.close()
-
-
-def test_the_first_steps_are_a_share_of_each_tensors_size():
-    found = two_layers(nn.Tanh())
-    walk, _, work = opened(found)
-    kept = [found.model[0].weight[:3], found.model[0].bias[:3], found.start.weights["2.weight"][:, :3]]
-    expected = [0.1 * float(part.detach().square().mean().sqrt()) for part in kept]
-    assert work.rates(0.1)[:3] == [pytest.approx(value) for value in expected]
-    walk.close()
+    assert sum(part.size for part in parts) == min(images, 320)
 
 
 def test_recovery_with_joint_refits_harms_less():

@@ -1,11 +1,10 @@
 import functools
 
-import pytest
 import torch
 from torch import nn
 
-from recoup.sequence.cutting import Cutter
-from recoup.sequence.stretches import adjustable, stretches_of
+from recoup.sequence.stretches import parts_of, stretches_of
+from recoup.structure.route import whole_stretch
 from tests.sequence.bench import bench, zoo_bench
 from tests.zoo import seeded
 
@@ -33,11 +32,9 @@ def test_every_layer_with_cut_inputs_ends_a_stretch_that_starts_where_they_are_m
     assert all(stretch.stop.node == node for node, stretch in found.items())
 
 
-def test_a_span_makes_them_longer():
+def test_in_a_chain_they_are_no_longer_than_that():
     found = stretches_of(chain().calibration, chain().path, chain().start.weights, span=2)
-    assert [layers_of(stretch) for stretch in found.values()] == [
-        ["0", "2"], ["0", "2", "4"], ["2", "4", "6"], ["4", "6", "8"],
-    ]  # fmt: skip
+    assert [layers_of(stretch) for stretch in found.values()] == [["0", "2"], ["2", "4"], ["4", "6"], ["6", "8"]]
 
 
 def test_layers_whose_inputs_are_whole_end_none():
@@ -57,30 +54,40 @@ def test_inputs_that_others_read_too_end_none():
     assert ends == {"a.1.0", "b.1.0", "head"}
 
 
-@pytest.mark.parametrize("kept", [3, 6])
-def test_a_stretch_can_be_adjusted_at_the_size_that_is_left(kept):
+def test_a_span_reaches_back_over_blocks_that_end_in_an_addition():
     with seeded(0):
-        mask = torch.arange(6) < kept
-        found = bench(chain_of(1), torch.randn(60, 5).double(), {"0": torch.arange(6) < 3, "2": mask})
-    written = dict(found.start.weights)
-    stretch = next(iter(stretches_of(found.calibration, found.path, written).values()))
-    walk = found.walk(stretches=(stretch,))
-    work = adjustable(
-        found.calibration, walk, stretch, Cutter(found.calibration, found.keep, written), written, found.sample
-    )
-    walk.close()
-    assert [tuple(part.shape) for part in work.start()] == [(3, 5), (3,), (kept, 3), (kept,)]
+        model = nn.Sequential(*(Block(6) for _ in range(4)), nn.Linear(6, 3)).double().eval()
+        halves = {f"{number}.a": torch.arange(8) < 4 for number in range(4)}
+        found = bench(model, torch.randn(60, 6).double(), halves)
+    for span in (1, 2, 3):
+        stretches = list(stretches_of(found.calibration, found.path, found.start.weights, span=span).values())
+        expected = [[str(block) for block in range(max(0, last - span + 1), last + 1)] for last in range(4)]
+        assert [layers_of(stretch) for stretch in stretches] == expected
 
 
-def test_without_a_cutter_nothing_is_adjusted():
-    found = chain()
-    stretch = next(iter(stretches_of(found.calibration, found.path, found.start.weights).values()))
-    walk = found.walk(stretches=(stretch,))
-    assert adjustable(found.calibration, walk, stretch, None, {}, found.sample) is None
-    walk.close()
+class Block(nn.Module):
+    """Two layers whose result is added to what they read."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.a, self.b = nn.Linear(width, 8), nn.Linear(8, width)
+
+    def forward(self, x):
+        return x + self.b(torch.tanh(self.a(x)))
 
 
-def test_a_weight_that_two_calls_share_is_not_adjusted():
+def parts_in(found, number=0):
+    tensors = {**found.calibration.parameters, **found.start.weights}
+    stretch = list(stretches_of(found.calibration, found.path, found.start.weights).values())[number]
+    return stretch, parts_of(found.calibration, stretch, tensors)
+
+
+def test_weight_and_bias_of_a_layer_are_one_part():
+    _, parts = parts_in(chain())
+    assert [part.names for part in parts] == [("0.weight", "0.bias"), ("2.weight", "2.bias")]
+
+
+def test_a_weight_that_two_calls_share_is_no_part():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -94,13 +101,25 @@ def test_a_weight_that_two_calls_share_is_not_adjusted():
 
     with seeded(0):
         found = bench(Tied().double().eval(), torch.randn(60, 5).double(), {"a": torch.arange(6) < 4})
-    written = dict(found.start.weights)
-    stretches = stretches_of(found.calibration, found.path, written)
-    (stretch,) = stretches.values()
+    stretch, parts = parts_in(found)
     assert "tied.weight" in stretch.tensors
-    walk = found.walk(stretches=(stretch,))
-    work = adjustable(
-        found.calibration, walk, stretch, Cutter(found.calibration, found.keep, written), written, found.sample
-    )
-    walk.close()
-    assert work.tensors(work.start()).keys() == {"a.weight", "a.bias", "b.weight", "b.bias"}
+    assert {name for part in parts for name in part.names} == {"a.weight", "a.bias", "b.weight", "b.bias"}
+
+
+def test_weight_and_bias_that_are_not_in_line_are_two_parts():
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Conv1d(4, 8, 1)
+            self.up = nn.ConvTranspose1d(8, 12, 2, groups=4)
+            self.b = nn.Conv1d(12, 3, 1)
+
+        def forward(self, x):
+            return self.b(torch.tanh(self.up(torch.tanh(self.a(x)))))
+
+    with seeded(0):
+        found = bench(Grouped().double().eval(), torch.randn(40, 4, 5).double())
+    whole = whole_stretch(found.path, found.calibration.structure)
+    tensors = {**found.calibration.parameters, **found.start.weights}
+    parts = parts_of(found.calibration, whole, tensors)
+    assert [part.names for part in parts if part.node.startswith("conv_transpose")] == [("up.weight",), ("up.bias",)]

@@ -2,14 +2,17 @@
 
     r_i(θ)   residuals of piece i, any shape;   loss = Σ_i |r_i|²
     J_i      its Jacobian, only ever multiplied with vectors
-    (Σ J^T J + λ) δ = -Σ J^T r                  then θ ← θ + t δ with the largest t of 1, 1/2, 1/4 ... that helps
+    (Σ J^T J + λ) δ = -Σ J^T r                  δ_1, δ_2 ...: the iterates of conjugate gradients
 
-λ is a share of the curvature along the gradient, so nothing depends on the scale of θ or r.
+Some pieces are fitted to, others judge: the step is the iterate after which their loss is least. The first iterates
+follow what all pieces have in common, the last ones also what the fitted pieces alone have; where even the first goes
+too far, a half, a quarter ... of it is tried. λ is a share of the curvature along the gradient, so nothing depends on
+the scale of θ or r.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -21,22 +24,33 @@ Residual: TypeAlias = Callable[[Parameters], Tensor]
 
 # Share of the curvature along the gradient that is added to all directions.
 DAMPING = 1e-3
-# The shortest step that is tried, as a share of the full one.
+# The shortest step that is tried, as a share of the first iterate.
 SHORTEST = 1 / 16
+# Iterates in a row that may judge worse than the best one before.
+PATIENCE = 2
 
 
-def gauss_newton(pieces: Sequence[Residual], start: Parameters, iterations: int) -> tuple[Parameters, float, float]:
-    """Parameters one step from `start`, with the loss there and before; `start` itself if no step helps."""
-    before = total(pieces, start)
-    step = _solve(pieces, start, iterations)
-    length = 1.0
-    while length >= SHORTEST:
-        moved = tuple(value + length * change for value, change in zip(start, step, strict=True))
-        loss = total(pieces, moved)
-        if loss < before:
-            return moved, loss, before
+def gauss_newton(
+    fitting: Sequence[Residual], judging: Sequence[Residual], start: Parameters, iterations: int
+) -> tuple[Parameters, float, float]:
+    """Parameters one step from `start`, with the judged loss there and before; `start` itself if no step helps."""
+    before = total(judging, start)
+    found, least, worse = start, before, 0
+    first: Parameters | None = None
+    for step in _iterates(Linearised(fitting, start), iterations):
+        first = first or step
+        moved = _sum(start, step, 1.0)
+        loss = total(judging, moved)
+        found, least, worse = (moved, loss, 0) if loss < least else (found, least, worse + 1)
+        if worse == PATIENCE:
+            break
+    length = 0.5
+    while first is not None and found is start and length >= SHORTEST:
+        moved = _sum(start, first, length)
+        loss = total(judging, moved)
+        found, least = (moved, loss) if loss < before else (found, least)
         length /= 2
-    return start, before, before
+    return found, least, before
 
 
 def total(pieces: Sequence[Residual], parameters: Parameters) -> float:
@@ -45,50 +59,47 @@ def total(pieces: Sequence[Residual], parameters: Parameters) -> float:
         return float(sum(piece(parameters).square().sum(dtype=torch.float64) for piece in pieces))
 
 
-def _solve(pieces: Sequence[Residual], at: Parameters, iterations: int) -> Parameters:
-    left = tuple(-part for part in _gradient(pieces, at))
+class Linearised:
+    """The pieces about one point: what the products with J and J^T need is computed once."""
+
+    def __init__(self, pieces: Sequence[Residual], at: Parameters) -> None:
+        self._pieces, self._at = pieces, at
+        pairs = [vjp(piece, at) for piece in pieces]
+        self.residuals: list[Tensor] = [pair[0].detach() for pair in pairs]
+        self._pulls: list[Callable[[Tensor], tuple[Parameters]]] = [pair[1] for pair in pairs]
+
+    def pulled(self, vectors: Sequence[Tensor]) -> Parameters:
+        """Σ J^T v, a vector per piece."""
+        with torch.no_grad():
+            parts = [pull(vector)[0] for pull, vector in zip(self._pulls, vectors, strict=True)]
+        return tuple(torch.stack(same).sum(0) for same in zip(*parts, strict=True))
+
+    def curvature(self, direction: Parameters) -> Parameters:
+        """Σ J^T J times `direction`."""
+        return self.pulled([jvp(piece, (self._at,), (direction,))[1] for piece in self._pieces])
+
+
+def _iterates(problem: Linearised, iterations: int) -> Iterator[Parameters]:
+    left = tuple(-part for part in problem.pulled(problem.residuals))
     found = tuple(torch.zeros_like(part) for part in left)
     direction, size, damping = left, _dot(left, left), torch.zeros(())
     for number in range(iterations):
         if not float(size) > 0:
             break
-        curved = _curvature(pieces, at, direction)
+        curved = problem.curvature(direction)
         if number == 0:
             damping = DAMPING * _dot(direction, curved) / size
         curved = _sum(curved, direction, damping)
         length = size / _dot(direction, curved)
         found, left = _sum(found, direction, length), _sum(left, curved, -length)
+        yield found
         smaller = _dot(left, left)
         direction, size = _sum(left, direction, smaller / size), smaller
-    return found
-
-
-def _gradient(pieces: Sequence[Residual], at: Parameters) -> Parameters:
-    parts = []
-    for piece in pieces:
-        residual, pull = _pulled(piece, at)
-        parts.append(pull(residual))
-    return tuple(torch.stack(same).sum(0) for same in zip(*parts, strict=True))
-
-
-def _curvature(pieces: Sequence[Residual], at: Parameters, direction: Parameters) -> Parameters:
-    """Σ J^T J times `direction`."""
-    parts = []
-    for piece in pieces:
-        moved: Tensor = jvp(piece, (at,), (direction,))[1]
-        parts.append(_pulled(piece, at)[1](moved))
-    return tuple(torch.stack(same).sum(0) for same in zip(*parts, strict=True))
-
-
-def _pulled(piece: Residual, at: Parameters) -> tuple[Tensor, Callable[[Tensor], Parameters]]:
-    """The residual, and the function that multiplies J^T with a vector."""
-    pair = vjp(piece, at)
-    return pair[0], lambda vector: pair[1](vector)[0]
 
 
 def _dot(left: Parameters, right: Parameters) -> Tensor:
     return torch.stack([(a * b).sum() for a, b in zip(left, right, strict=True)]).sum()
 
 
-def _sum(left: Parameters, right: Parameters, factor: Tensor) -> Parameters:
+def _sum(left: Parameters, right: Parameters, factor: Tensor | float) -> Parameters:
     return tuple(a + factor * b for a, b in zip(left, right, strict=True))

@@ -66,10 +66,10 @@ def sample_of(model: nn.Module, batches: Iterable[Any]) -> Sample:
     held: list[int] = []
     for number, inputs in _regrouped(given, BATCH_BYTES.get(device.type, BATCH_BYTES["cpu"])):
         judging = torch.arange(inputs.size) % HELD_OUT == HELD_OUT - 1
-        parts.append(inputs.where(~judging))
+        parts.append(inputs.pick(~judging))
         if bool(judging.any()):
             held.append(len(parts))
-            parts.append(inputs.where(judging))
+            parts.append(inputs.pick(judging))
         numbers += [number] * (len(parts) - len(numbers))
     held = held or _whole_batches(len(parts))
     if not held:

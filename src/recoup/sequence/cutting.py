@@ -7,7 +7,7 @@ stretch does not compute what the whole one with zeros does, the stretch is left
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
@@ -20,6 +20,9 @@ from recoup.structure.route import Stretch
 
 # Relative difference that rounding may make between the cut stretch and the whole one.
 ROUNDING = 1e-3
+
+# Told of each operation of a stretch: its node, the arguments it is called with, and the result.
+Watcher: TypeAlias = Callable[[fx.Node, Any, Any, Any], None]
 
 
 class Cutter:
@@ -70,9 +73,14 @@ class Cutter:
         return all(self._is_twin(node, self._twins.get(node.name)) for node in stretch.nodes)
 
     def run(
-        self, stretch: Stretch, entries: Mapping[str, Any], stored: Callable[[str], Any], tensors: Mapping[str, Tensor]
+        self,
+        stretch: Stretch,
+        entries: Mapping[str, Any],
+        stored: Callable[[str], Any],
+        tensors: Mapping[str, Tensor],
+        watch: Watcher | None = None,
     ) -> dict[str, Any]:
-        """What leaves the cut stretch: `tensors` are cut, all others come whole from `stored`."""
+        """What leaves the cut stretch: `tensors` are cut, others come whole from `stored`; `watch` sees every call."""
         values = dict(entries)
 
         def look(node: fx.Node) -> Any:
@@ -87,6 +95,8 @@ class Cutter:
             twin = self._twins[node.name]
             args, kwargs = fx.node.map_arg(twin.args, look), fx.node.map_arg(twin.kwargs, look)
             values[node.name] = node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target
+            if watch is not None:
+                watch(node, args, kwargs, values[node.name])
         return {name: values[name] for name in stretch.exits}
 
     def _is_twin(self, node: fx.Node, twin: fx.Node | None) -> bool:

@@ -1,129 +1,98 @@
-"""Refitting two layers together: the one that makes the kept channels and the one that reads them.
+"""Refitting layers together: those that make the kept channels and those that read them.
 
 Compensation changes the reader only; the channels that are left are those of the original. Adjusting their filters as
-well is a least-squares problem with an activation in between: a few Gauss-Newton steps on the stretch of network from
-the maker to what follows the reader, towards what left that stretch in the original. Held-out images have to agree.
+well is a least-squares problem with an activation in between: a few Gauss-Newton steps on a stretch of the network,
+from a maker to what follows the reader, towards what left that stretch in the original. Longer stretches let layers
+make up for each other. Held-out images choose among the steps, none included.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from recoup.algebra.gauss_newton import Parameters, Residual, gauss_newton, total
-from recoup.judging.sample import Sample
-from recoup.sequence.cutting import Cutter, agree
+from recoup.algebra.gauss_newton import Parameters, gauss_newton
+from recoup.calibrate import Calibration
+from recoup.judging.sample import HELD_OUT, Sample
+from recoup.sequence.adjusting import Adjustable
+from recoup.sequence.cutting import Cutter
 from recoup.sequence.lockstep import Lockstep, Passage
 from recoup.sequence.parking import memory_of
-from recoup.structure.route import Stretch
+from recoup.sequence.stretches import parts_of, stretches_of
+from recoup.structure.route import Route, Stop, Stretch
 
 # Conjugate-gradient iterations of every Gauss-Newton step.
-ITERATIONS = 8
-# Images that take part in a joint refit: every step runs forwards and backwards over them some fifty times.
-IMAGES = 4000
+ITERATIONS = 4
+# Images that take part in a joint refit: as many as have so many bytes of activations, and this many at least. Every
+# step runs forwards and backwards over them some twenty times. Where images are small, deep in a network, many are
+# needed, and many can be had.
+BYTES, LEAST_IMAGES = 8 << 30, 2000
 # A step that lowers the held-out error by less than this share is the last.
 WORTHWHILE = 0.01
 # Bytes of activations that are in work at once.
 IN_WORK = 2 << 30
 
 
-class Adjustable:
-    """The tensors of a stretch, cut to what is left of them, as parameters."""
+class JointRefits:
+    """The stretches of a pruned network that can be refitted as a whole."""
 
-    def __init__(self, cutter: Cutter, walk: Lockstep, stretch: Stretch, tensors: Mapping[str, Tensor]) -> None:
-        self._cutter, self._walk, self._stretch, self._whole = cutter, walk, stretch, tensors
-        self._base = {name: cutter.tensor(name, value) for name, value in tensors.items()}
+    def __init__(
+        self, calibration: Calibration, sample: Sample, keep: Tensor, path: Route, written: Mapping[str, Tensor]
+    ) -> None:
+        self._calibration, self._sample, settings = calibration, sample, calibration.settings
+        is_wanted = settings.joint and path.is_pure
+        self.stretches = stretches_of(calibration, path, written, settings.span) if is_wanted else {}
+        self._cutter = Cutter(calibration, keep, written) if self.stretches else None
 
-    def start(self) -> Parameters:
-        """No change at all."""
-        return tuple(torch.zeros_like(value) for value in self._base.values())
+    def refit(self, walk: Lockstep, stop: Stop, written: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """New tensors of the stretch that ends at a stop, written, if there is one and held-out images gain."""
+        stretch = self.stretches.get(stop.node)
+        work = None if stretch is None else self.adjustable(walk, stretch, written)
+        changes = None
+        if stretch is not None and work is not None:
+            with contextlib.suppress(NotImplementedError):  # an operation without a derivative: it stays as it is
+                changes = refit_jointly(work, walk, stretch, self._sample, self._calibration.settings.joint)
+        if stretch is None or work is None or changes is None:
+            return {}
+        changed = work.tensors(changes)
+        walk.rewrite(stretch, changed)
+        return changed
 
-    def rates(self, share: float) -> list[float]:
-        """A step length for every tensor: this share of its root mean square, of all of them for one of zeros."""
-        sizes = [float(value.square().mean().sqrt()) for value in self._base.values()]
-        return [share * (size or max(sizes, default=0.0)) for size in sizes]
-
-    def tensors(self, changes: Parameters) -> dict[str, Tensor]:
-        """The whole tensors with these changes to what is left of them."""
-        moved = self._moved(changes)
-        return {name: self._cutter.restored(name, value, moved[name]) for name, value in self._whole.items()}
-
-    def is_sound(self, passage: Passage) -> bool:
-        """Whether the cut stretch computes what the whole one does."""
-        few = passage.pick(torch.arange(min(2, passage.size)))
-        try:
-            whole = self._walk.run(self._stretch, few.entries, {})
-            with torch.no_grad():
-                cut = self._run(self._entries(few), self.start())
-        except RuntimeError:  # a size that does not follow the samples or the channels
-            return False
-        return agree({name: self._cutter.value(name, value) for name, value in whole.items()}, cut)
-
-    def residual(self, passage: Passage) -> Residual:
-        """What leaves the stretch, less what should, relative to its spread: a function of the changes."""
-        entries = self._entries(passage)
-        targets = {n: self._cutter.value(n, value) for n, value in passage.exits.items() if _is_real(value)}
-        scales = {name: _spread(value) for name, value in targets.items()}
-
-        def residual(changes: Parameters) -> Tensor:
-            exits = self._run(entries, changes)
-            parts = [(exits[name] - target) / scales[name] for name, target in targets.items()]
-            return torch.cat([part.flatten() for part in parts])
-
-        return residual
-
-    def _entries(self, passage: Passage) -> dict[str, Any]:
-        return {name: self._cutter.value(name, value) for name, value in passage.entries.items()}
-
-    def _moved(self, changes: Parameters) -> dict[str, Tensor]:
-        return {name: value + change for (name, value), change in zip(self._base.items(), changes, strict=True)}
-
-    def _run(self, entries: Mapping[str, Any], changes: Parameters) -> dict[str, Any]:
-        return self._cutter.run(self._stretch, entries, self._walk.stored, self._moved(changes))
+    def adjustable(self, walk: Lockstep, stretch: Stretch, written: Mapping[str, Tensor]) -> Adjustable | None:
+        """The stretch as a function of its tensors; None where it cannot be run at the size that is left."""
+        if self._cutter is None or not self._cutter.runs(stretch):
+            return None
+        tensors = {**self._calibration.parameters, **written}
+        work = Adjustable(self._cutter, walk, stretch, parts_of(self._calibration, stretch, tensors), tensors)
+        passages = walk.passages(stretch, self._sample.held[:1])
+        return work if all(work.is_sound(passage) for passage in passages) else None
 
 
 def refit_jointly(work: Adjustable, walk: Lockstep, stretch: Stretch, sample: Sample, steps: int) -> Parameters | None:
     """Changes that make what leaves the stretch more like the original's on held-out images; None if none do."""
-    fitting = list(pieces(work, walk, stretch, sample.seen, IMAGES))
-    judging = list(pieces(work, walk, stretch, sample.held, IMAGES))
-    best, least = None, total(judging, work.start())
-    found = work.start()
+    images = max(LEAST_IMAGES, walk.bearable(stretch, BYTES))
+    seen = list(passages(walk, stretch, sample.seen, images))
+    held = passages(walk, stretch, sample.held, images // (HELD_OUT - 1))
+    work.whiten(seen)
+    fitting, judging = ([work.residual(passage) for passage in side] for side in (seen, held))
+    start = found = work.start()
     for _ in range(steps):
-        moved, after, before = gauss_newton(fitting, found, ITERATIONS)
-        if not after < before:
+        found, after, before = gauss_newton(fitting, judging, found, ITERATIONS)
+        if not after < (1 - WORTHWHILE) * before:
             break
-        found, judged = moved, total(judging, moved)
-        gained = 1 - judged / least if least > 0 else 0.0
-        if judged < least:
-            best, least = found, judged
-        if gained < WORTHWHILE:
-            break
-    return best
+    return None if found is start else found
 
 
-def pieces(
-    work: Adjustable, walk: Lockstep, stretch: Stretch, places: Sequence[int], images: int
-) -> Iterator[Residual]:
-    """Residuals of up to so many images, a bounded number of them at a time."""
+def passages(walk: Lockstep, stretch: Stretch, places: Sequence[int], images: int) -> Iterator[Passage]:
+    """Up to so many images on their way through a stretch, a bounded number of them at a time."""
     step = walk.bearable(stretch, IN_WORK)
     images = min(images, walk.bearable(stretch, memory_of(walk.device)))
     for passage in walk.passages(stretch, places):
-        for part in passage.split(step):
+        for part in passage.split(max(1, min(step, images))):
             if images <= 0:
                 return
+            yield part.pick(torch.arange(min(images, part.size)))
             images -= part.size
-            yield work.residual(part)
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _spread(value: Tensor) -> float:
-    """What makes the squared residual of a value its error relative to its variance, for one sample."""
-    centred = value - (value.mean(dim=0, keepdim=True) if len(value) > 1 else value.mean())
-    return max(math.sqrt(float(centred.square().sum()) / max(1, len(value))), 1e-12)

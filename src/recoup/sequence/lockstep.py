@@ -186,11 +186,15 @@ class Lockstep:
         """Give the memory back."""
         self._parking.close()
 
-    def _start(self, inputs: Inputs) -> _Batch:
+    def entering(self, inputs: Inputs) -> Values:
+        """The arguments of the network by the names they have in its graph."""
         places = [node for node in self._route.nodes if node.op == "placeholder"]
         form = self._host.graph._codegen.pytree_info.in_spec  # type: ignore[attr-defined]  # a standalone form has one
         given = tree_flatten_spec((list(inputs.args), dict(inputs.kwargs)), form)
-        batch = _Batch({node.name: value for node, value in zip(places, given, strict=True)})
+        return {node.name: value for node, value in zip(places, given, strict=True)}
+
+    def _start(self, inputs: Inputs) -> _Batch:
+        batch = _Batch(self.entering(inputs))
         if not self._route.is_pure:
             batch.pruned = {name: _cloned(value) for name, value in batch.original.items()}
         return batch

@@ -1,88 +1,85 @@
-"""Refinement by blocks: gradient steps on one stretch of the network after the other, for as long as was asked for.
+"""Refinement: gradient steps on all layers at once, for as long as was asked for.
 
-Each stretch, with a few layers in it, is trained to turn what enters it in the pruned network into what left it in the
-original. No labels, no outputs of the network, only its own activations; the closed-form solution is the start, and a
-stretch whose held-out error has not fallen stays at it.
+The smaller network is taught to answer as the original does, on variations of the calibration images, without labels.
+The closed-form solution is the start. Where held-out images do not agree that the end is better, it remains.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from recoup.algebra.gauss_newton import Parameters, Residual, total
+from recoup.algebra.gauss_newton import Parameters
 from recoup.calibrate import Calibration
+from recoup.judging.harm import harm_between
 from recoup.judging.sample import Sample
 from recoup.plan import Plan
 from recoup.progress import Progress, silent
 from recoup.recover import assemble
+from recoup.sequence.adjusting import Adjustable
 from recoup.sequence.cutting import Cutter
-from recoup.sequence.joint import IMAGES, Adjustable, pieces
+from recoup.sequence.joint import IN_WORK
 from recoup.sequence.lockstep import Lockstep, Passage
-from recoup.sequence.stretches import adjustable, stretches_of
-from recoup.structure.route import route
+from recoup.sequence.stretches import parts_of
+from recoup.sequence.varying import varied
+from recoup.structure.route import route, whole_stretch
 
-# The first step of every weight, relative to the root mean square of its tensor; it falls to zero over the time given.
-RATE = 0.005
-# Samples of a gradient step.
-SAMPLES = 256
+# The first step of every parameter, in units in which 1 is the size of its layer's weights; it falls to zero over time.
+RATE = 0.002
+# Samples of a gradient step, and those from which the units are taken.
+SAMPLES, UNIT_SAMPLES = 256, 512
 
 
 def refine(
     calibration: Calibration, sample: Sample, keep: Tensor, start: Plan, seconds: float, progress: Progress = silent
 ) -> Plan:
-    """The plan after about `seconds` of refinement, every stretch no worse on held-out images than before."""
+    """The plan after about `seconds` of refinement; the plan itself where the smaller network cannot be run."""
     host = calibration.traced.standalone.host
     path = route(host.graph, calibration.structure)
-    if not path.is_pure:
-        return start
     written = {name: value.to(sample.device) for name, value in start.weights.items()}
-    stretches = stretches_of(calibration, path, written, span=calibration.settings.span)
-    walk = Lockstep(host, path, sample.batches, written, sample.device, stretches=tuple(stretches.values()))
-    cutter = Cutter(calibration, keep, written)
-    end = time.perf_counter() + seconds
-    try:
-        for number, stretch in enumerate(stretches.values()):
-            work = adjustable(calibration, walk, stretch, cutter, written, sample)
-            if work is None:
-                progress("refine", number + 1, len(stretches))
-                continue
-            passages = [part for passage in walk.passages(stretch, sample.seen) for part in passage.split(4 * SAMPLES)]
-            share = (end - time.perf_counter()) / (len(stretches) - number)
-            changes = _descend(work, passages, list(pieces(work, walk, stretch, sample.held, IMAGES)), share)
-            if changes is not None:
-                changed = work.tensors(changes)
-                walk.rewrite(stretch, changed)
-                written |= changed
-            progress("refine", number + 1, len(stretches))
-    finally:
-        walk.close()
-    return assemble(calibration, keep, written, start.recovery)
+    tensors = {**calibration.parameters, **written}
+    stretch, cutter = whole_stretch(path, calibration.structure), Cutter(calibration, keep, written)
+    if not path.is_pure or not cutter.runs(stretch):
+        return start
+    original, pruned = (Lockstep(host, path, (), values, sample.device) for values in ({}, written))
+    work = Adjustable(cutter, pruned, stretch, parts_of(calibration, stretch, tensors), tensors)
+    step = pruned.bearable(stretch, IN_WORK)
+    generator = torch.Generator(sample.device).manual_seed(calibration.settings.seed)
+    sizes = torch.tensor([float(sample.batches[place].size) for place in sample.seen], device=sample.device)
+
+    def draw(count: int) -> Passage:
+        place = sample.seen[int(torch.multinomial(sizes, 1, generator=generator))]
+        batch = sample.batches[place]
+        chosen = torch.randint(batch.size, (min(count, step),), generator=generator, device=sample.device)
+        entries = pruned.entering(varied(batch.pick(chosen).to(sample.device), generator))
+        return Passage(entries, original.run(stretch, entries, {}))
+
+    if not work.is_sound(draw(2)):
+        return start
+    work.whiten([draw(UNIT_SAMPLES)], relative=True)
+    changes = _descend(work, lambda: draw(SAMPLES), calibration.settings.outputs, seconds, progress)
+    return assemble(calibration, keep, {**written, **work.tensors(changes)}, start.recovery)
 
 
 def _descend(
-    work: Adjustable, passages: Sequence[Passage], judging: Sequence[Residual], seconds: float
-) -> Parameters | None:
+    work: Adjustable, draw: Callable[[], Passage], kind: str, seconds: float, progress: Progress
+) -> Parameters:
     begin = time.perf_counter()
     changes = [part.requires_grad_() for part in work.start()]
-    rates = work.rates(RATE)
-    groups = [{"params": [part], "lr": rate} for part, rate in zip(changes, rates, strict=True)]
-    optimiser = torch.optim.Adam(groups)
-    least = total(judging, work.start())
-    generator = torch.Generator().manual_seed(0)
-    sizes = torch.tensor([float(passage.size) for passage in passages])
+    optimiser = torch.optim.Adam(changes, lr=RATE)
+    told = 0
     while (spent := (time.perf_counter() - begin) / max(seconds, 1e-9)) < 1:
-        for group, rate in zip(optimiser.param_groups, rates, strict=True):
-            group["lr"] = rate * (1 - spent)
-        passage = passages[int(torch.multinomial(sizes, 1, generator=generator))]
-        batch = passage.pick(torch.randint(passage.size, (min(SAMPLES, passage.size),), generator=generator))
+        optimiser.param_groups[0]["lr"] = RATE * (1 - spent)
         with torch.enable_grad():
-            loss = work.residual(batch)(tuple(changes)).square().sum()
+            loss = harm_between(*work.outcomes(draw(), tuple(changes)), kind)
             optimiser.zero_grad()
             loss.backward()
         optimiser.step()
-    found = tuple(part.detach() for part in changes)
-    return found if total(judging, found) < least else None
+        if int(100 * spent) > told:
+            told = int(100 * spent)
+            progress("refine", told, 100)
+    progress("refine", 100, 100)
+    return tuple(part.detach() for part in changes)

@@ -8,7 +8,6 @@ images say how strongly, layer by layer: at worst the weights stay what they wer
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -22,11 +21,9 @@ from recoup.judging.sample import Sample
 from recoup.plan import Plan, Recovery
 from recoup.progress import Progress, silent
 from recoup.recover import assemble
-from recoup.sequence.cutting import Cutter
-from recoup.sequence.joint import refit_jointly
+from recoup.sequence.joint import JointRefits
 from recoup.sequence.lockstep import Lockstep, Reading
-from recoup.sequence.stretches import adjustable, stretches_of
-from recoup.structure.route import Stop, Stretch, route
+from recoup.structure.route import Stop, route
 
 
 def recover_in_sequence(
@@ -40,10 +37,9 @@ def recover_in_sequence(
     host = calibration.traced.standalone.host
     path = route(host.graph, calibration.structure)
     written = {name: value.to(sample.device) for name, value in start.weights.items()}
-    stretches = stretches_of(calibration, path, written) if calibration.settings.joint and path.is_pure else {}
-    cutter = Cutter(calibration, keep, written) if stretches else None
+    joints = JointRefits(calibration, sample, keep, path, written)
     recovery = dict(start.recovery)
-    walk = Lockstep(host, path, sample.batches, written, sample.device, stretches=tuple(stretches.values()))
+    walk = Lockstep(host, path, sample.batches, written, sample.device, stretches=tuple(joints.stretches.values()))
     try:
         for number, stop in enumerate(path.stops, start=1):
             if walk.drifts(stop) or stop.consumer.weight in written:
@@ -52,34 +48,11 @@ def recover_in_sequence(
                     tensors, recovery[stop.consumer.name] = layer.refit(walk, sample)
                     written |= tensors
                     walk.write(tensors)
-            if stop.node in stretches:
-                written |= _jointly(calibration, walk, stretches[stop.node], cutter, written, sample)
+            written |= joints.refit(walk, stop, written)
             progress("recover", number, len(path.stops))
     finally:
         walk.close()
     return assemble(calibration, keep, written, recovery)
-
-
-def _jointly(
-    calibration: Calibration,
-    walk: Lockstep,
-    stretch: Stretch,
-    cutter: Cutter | None,
-    written: Mapping[str, Tensor],
-    sample: Sample,
-) -> dict[str, Tensor]:
-    """New tensors of a stretch, written, if they do better on held-out images."""
-    work = adjustable(calibration, walk, stretch, cutter, written, sample)
-    if work is None:
-        return {}
-    changes = None
-    with contextlib.suppress(NotImplementedError):  # an operation without a derivative: its stretch stays as it is
-        changes = refit_jointly(work, walk, stretch, sample, calibration.settings.joint)
-    if changes is None:
-        return {}
-    changed = work.tensors(changes)
-    walk.rewrite(stretch, changed)
-    return changed
 
 
 class _Layer:

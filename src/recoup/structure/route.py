@@ -129,6 +129,15 @@ def stretch_before(route: Route, structure: Structure, stop: Stop, start: int | 
     if start is None:
         start = max((route.place(node) for node in _makers(route, structure, stop)), default=here)
     end = next(n for n in range(here + 1, len(route.nodes)) if _ends(route.nodes[n], calls))
+    return _stretch(route, structure, stop, start, end)
+
+
+def whole_stretch(route: Route, structure: Structure) -> Stretch:
+    """All of the network, from its inputs to its outputs."""
+    return _stretch(route, structure, route.stops[-1], 0, len(route.nodes) - 1)
+
+
+def _stretch(route: Route, structure: Structure, stop: Stop, start: int, end: int) -> Stretch:
     inside = [node for node in route.nodes[start:end] if node.op == "call_function"]
     inside = [*_counters(route, inside), *inside]
     names = {node.name for node in inside}

@@ -1,0 +1,189 @@
+"""The layers of a stretch, cut to what is left of them, as parameters of a least-squares problem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from recoup.algebra.gauss_newton import Linearised, Parameters, Residual
+from recoup.algebra.moments import Accumulator
+from recoup.algebra.patches import paired_rows
+from recoup.algebra.whitening import Whitening, whitened_inputs, whitened_outputs
+from recoup.calibrate import MOST_INPUTS
+from recoup.observe import layer_call, read_by
+from recoup.sequence.cutting import Cutter, Watcher, agree
+from recoup.sequence.lockstep import Lockstep, Passage
+from recoup.structure.route import Stretch
+
+# Output positions per image from which the second moments of a layer's inputs are taken.
+POSITIONS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What may change of one layer: its `node`, and the weight and bias that nobody else uses, by name.
+
+    As a matrix the outputs are its rows; `input_dim` is the weight's dim along the columns, None for a grouped one.
+    """
+
+    node: str
+    weight: str | None
+    bias: str | None
+    input_dim: int | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tensors."""
+        return tuple(name for name in (self.weight, self.bias) if name is not None)
+
+    def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The weight and, as the last column, the bias."""
+        columns = [self._turned(tensors[self.weight]).flatten(1)] if self.weight is not None else []
+        columns += [tensors[self.bias][:, None]] if self.bias is not None else []
+        return torch.cat(columns, dim=1)
+
+    def tensors(self, matrix: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weight and bias from such a matrix."""
+        found = {}
+        if self.weight is not None:
+            turned = self._turned(like[self.weight])
+            columns = matrix[:, : turned[0].numel()].reshape(turned.shape)
+            found[self.weight] = columns.movedim(1, self._dim)
+        if self.bias is not None:
+            found[self.bias] = matrix[:, -1]
+        return found
+
+    @property
+    def _dim(self) -> int:
+        return 1 if self.input_dim is None else self.input_dim
+
+    def _turned(self, weight: Tensor) -> Tensor:
+        return weight.movedim(self._dim, 1)
+
+
+class Adjustable:
+    """A stretch as a function of changes to its parts; `tensors` has theirs, whole."""
+
+    def __init__(
+        self, cutter: Cutter, walk: Lockstep, stretch: Stretch, parts: Sequence[Part], tensors: Mapping[str, Tensor]
+    ) -> None:
+        self._cutter, self._walk, self._stretch, self._parts = cutter, walk, stretch, parts
+        self._whole = {name: tensors[name].detach() for part in parts for name in part.names}
+        self._base = {name: cutter.tensor(name, value) for name, value in self._whole.items()}
+        self._whitenings: tuple[Whitening | None, ...] = (None,) * len(parts)
+
+    def start(self) -> Parameters:
+        """No change at all."""
+        return tuple(torch.zeros_like(part.matrix(self._base)) for part in self._parts)
+
+    def tensors(self, changes: Parameters) -> dict[str, Tensor]:
+        """The whole tensors with these changes to what is left of them."""
+        moved = self._moved(changes)
+        return {name: self._cutter.restored(name, value, moved[name]) for name, value in self._whole.items()}
+
+    def is_sound(self, passage: Passage) -> bool:
+        """Whether the cut stretch computes what the whole one does."""
+        few = passage.pick(torch.arange(min(2, passage.size)))
+        try:
+            whole = self._walk.run(self._stretch, few.entries, {})
+            with torch.no_grad():
+                cut = self._run(self._entries(few), self._base)
+        except RuntimeError:  # a size that does not follow the samples or the channels
+            return False
+        return agree({name: self._cutter.value(name, value) for name, value in whole.items()}, cut)
+
+    def residual(self, passage: Passage) -> Residual:
+        """What leaves the stretch, less what should, relative to its spread: a function of the changes."""
+        entries = self._entries(passage)
+        targets = {n: self._cutter.value(n, value) for n, value in passage.exits.items() if _is_real(value)}
+        scales = {name: _spread(value) for name, value in targets.items()}
+
+        def residual(changes: Parameters) -> Tensor:
+            exits = self._run(entries, self._moved(changes))
+            parts = [(exits[name] - target) / scales[name] for name, target in targets.items()]
+            return torch.cat([part.flatten() for part in parts])
+
+        return residual
+
+    def outcomes(self, passage: Passage, changes: Parameters) -> tuple[list[Tensor], list[Tensor]]:
+        """What should leave the stretch, and what leaves it with these changes."""
+        exits = self._run(self._entries(passage), self._moved(changes))
+        names = [name for name, value in passage.exits.items() if _is_real(value)]
+        return [self._cutter.value(name, passage.exits[name]) for name in names], [exits[name] for name in names]
+
+    def whiten(self, passages: Sequence[Passage], *, relative: bool = False) -> None:
+        """From here on, take changes in units in which all directions count about alike, on these passages.
+
+        `relative` ones are of the size of the tensors themselves, layer by layer.
+        """
+        inputs = self._whitened_inputs(passages)
+        ones = [torch.ones_like(matrix[:, :1]) for matrix in self.start()]
+        self._whitenings = tuple(Whitening(*pair) for pair in zip(inputs, ones, strict=True))
+        problem = Linearised([self.residual(passages[0])], self.start())
+        outputs = [whitened_outputs(gradients) for gradients in problem.pulled([_signs(r) for r in problem.residuals])]
+        found = [Whitening(*pair) for pair in zip(inputs, outputs, strict=True)]
+        if relative:
+            sizes = [part.matrix(self._base) for part in self._parts]
+            found = [whitening.relative_to(size) for whitening, size in zip(found, sizes, strict=True)]
+        self._whitenings = tuple(found)
+
+    def _whitened_inputs(self, passages: Sequence[Passage]) -> list[Tensor | None]:
+        wanted = {part.node: part for part in self._parts if self._is_plain(part)}
+        sums: dict[str, Accumulator] = {}
+        generator = torch.Generator().manual_seed(0)
+
+        def watch(node: fx.Node, args: Any, kwargs: Any, result: Any) -> None:
+            if node.name not in wanted:
+                return
+            inputs, window = read_by(node.target, layer_call(node.target, args, kwargs))
+            for rows, _ in paired_rows(inputs, result, window, POSITIONS, generator):
+                sums.setdefault(node.name, Accumulator(rows.shape[1], rows.device)).update(rows)
+
+        with torch.no_grad():
+            for passage in passages:
+                self._run(self._entries(passage), self._base, watch)
+        found = {name: whitened_inputs(sums[name].moments(), part.bias is not None) for name, part in wanted.items()}
+        like = next(iter(self._base.values()))
+        return [found[part.node].to(like) if part.node in found else None for part in self._parts]
+
+    def _is_plain(self, part: Part) -> bool:
+        """Whether every column but a bias' is an input that can be seen."""
+        if part.weight is None or part.input_dim is None:
+            return False
+        return part.matrix(self._base).shape[1] <= MOST_INPUTS
+
+    def _entries(self, passage: Passage) -> dict[str, Any]:
+        return {name: self._cutter.value(name, value) for name, value in passage.entries.items()}
+
+    def _moved(self, changes: Parameters) -> dict[str, Tensor]:
+        moved = dict(self._base)
+        for part, whitening, change in zip(self._parts, self._whitenings, changes, strict=True):
+            matrix = change if whitening is None else whitening(change)
+            moved |= {name: self._base[name] + value for name, value in part.tensors(matrix, self._base).items()}
+        return moved
+
+    def _run(
+        self, entries: Mapping[str, Any], tensors: Mapping[str, Tensor], watch: Watcher | None = None
+    ) -> dict[str, Any]:
+        return self._cutter.run(self._stretch, entries, self._walk.stored, tensors, watch)
+
+
+def _signs(like: Tensor) -> Tensor:
+    """1 or -1 for every value, at random but always the same."""
+    generator = torch.Generator(like.device).manual_seed(0)
+    return torch.randint(2, like.shape, generator=generator, device=like.device).to(like) * 2 - 1
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _spread(value: Tensor) -> float:
+    """What makes the squared residual of a value its error relative to its variance, for one sample."""
+    centred = value - (value.mean(dim=0, keepdim=True) if len(value) > 1 else value.mean())
+    return max(math.sqrt(float(centred.square().sum()) / max(1, len(value))), 1e-12)
