@@ -1,3 +1,4 @@
+import functools
 import json
 from pathlib import Path
 
@@ -5,13 +6,17 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from recoup import methods as methods_module
 from recoup.cli import main
 from recoup.cli import pruning as pruning_module
 from recoup.cli.opening import choose_input, parse_shape
 from recoup.errors import RecoupError, UsageError
 from recoup.inputs import CIFAR, IMAGENET, unnormalised
 from recoup.models import digits_resnet
+from recoup.settings import Budget
+from recoup.timing import network_seconds, operation_timings
 from recoup.version import __version__
+from tests.timers import Work
 
 MODEL = """
 import torch
@@ -234,6 +239,7 @@ def test_validation_without_labels_measures_agreement(model, out, goal):
 
 def test_two_goals_or_none(model, out, no_work):
     refused(prune(model, out, "--macs", 0.5, "--width", 0.5), 2, "exactly one of", "got --macs, --width")
+    refused(prune(model, out, "--latency", 0.5, "--tolerance", 1), 2, "and --latency; got --tolerance, --latency")
     refused(prune(model, out), 2, "exactly one of", "got none")
 
 
@@ -273,6 +279,36 @@ def test_settings_reach_the_pruning(model, out, monkeypatch):
         3,
     )
     assert (budget.of, budget.share, seen["tolerance"]) == ("parameters", 0.5, None)
+
+
+def test_a_share_of_the_time_reaches_the_pruning(model, out, monkeypatch):
+    seen: dict[str, object] = {}
+
+    def stop(*args: object, **kwargs: object) -> None:
+        seen.update(kwargs)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(pruning_module, "prune", stop)
+    assert prune(model, out, "--latency", 0.6).exit_code == 2
+    assert seen["budget"] == Budget(latency=0.6)
+
+
+def test_the_time_of_a_batch_is_shown(model, out, monkeypatch):
+    for name, function in (("operation_timings", operation_timings), ("network_seconds", network_seconds)):
+        monkeypatch.setattr(methods_module, name, functools.partial(function, timer=Work()))
+    result = prune(model, out, "--latency", 0.6, "--preset", "fast", "--batch-size", 50)
+    assert result.exit_code == 0, result.output
+    (row,) = [line for line in result.stdout.splitlines() if "Time of a batch" in line]
+    latency = json.loads((out / "report.json").read_text())["latency"]
+    macs = 64 * 9 * 6 + 64 * 9 * 6 * 5 + 50
+    assert (latency["before"], latency["asked"]) == (50 * macs, 0.6)
+    assert latency["share"] <= 0.6
+    assert row.split()[-1] == f"{latency['share'] - 1:+.1%}"
+    assert "Time of a batch" in (out / "report.html").read_text()
+
+
+def test_time_is_not_for_published_presets(model, out):
+    refused(prune(model, out, "--latency", 0.6, "--preset", "paper"), 2, "a latency budget needs", "preset='best'")
 
 
 def test_prune_then_evaluate(model, out):

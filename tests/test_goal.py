@@ -52,6 +52,13 @@ def test_the_published_search_needs_something_to_measure(preset):
     assert goal(budget=HALF, preset=preset).budget == HALF
 
 
+@pytest.mark.parametrize("preset", ["paper", "released"])
+def test_the_published_search_knows_no_time(preset):
+    with pytest.raises(UsageError, match="a latency budget needs widths that are measured.*preset='best' or 'fast'"):
+        goal(budget=Budget(latency=0.5), preset=preset)
+    assert goal(budget=Budget(latency=0.5)).budget.of == "latency"
+
+
 @pytest.mark.parametrize("preset", ["best", "fast"])
 def test_the_measured_one_can_do_without(preset):
     assert goal(1.0, preset=preset).measure is None

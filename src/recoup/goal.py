@@ -37,6 +37,11 @@ class Goal:
             raise UsageError(f"refine must be a number of seconds, 0 or more, got {self.refine}.")
         if self.validation is not None:
             require_repeatable(self.validation, "validation")
+        if self.settings.search == "binary" and self.budget is not None and self.budget.of == "latency":
+            raise UsageError(
+                "a latency budget needs widths that are measured, which these settings do not do: use preset='best' or "
+                "'fast', or Settings(search='measured', selector='backward')."
+            )
         if self.settings.search == "binary" and self.tolerance is not None and self.measure is None:
             raise UsageError(
                 "a tolerance needs something to measure: pass validation=batches of (inputs, labels), or evaluate=fn. "

@@ -10,9 +10,9 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from recoup.algebra.selection import Ranking
-from recoup.batches import Stream
+from recoup.batches import Stream, inputs_of
 from recoup.calibrate import calibrate
-from recoup.errors import CaptureError
+from recoup.errors import CaptureError, UsageError
 from recoup.goal import Goal
 from recoup.judging.harm import Reference
 from recoup.judging.judge import ByImages, ByMeasure, Judge
@@ -22,17 +22,21 @@ from recoup.recover import Compensator
 from recoup.report.content import Score
 from recoup.search import (
     Allocator,
+    Latency,
     Search,
     Trial,
     allocator,
     bolder_share,
     fit_budget,
     keep_within,
+    keep_within_time,
     search,
     search_share,
 )
+from recoup.settings import Budget
 from recoup.structure.surgery import apply
 from recoup.structure.trace import Traced
+from recoup.timing import network_seconds, operation_timings
 from recoup.variants import Chosen, Recoverer
 
 # The confidence at which the bound of a drop is the drop itself.
@@ -43,6 +47,8 @@ BOLDNESS = 1.4
 
 class Published:
     """As the paper has it: all images in one pass, a binary search layer by layer, one-pass compensation."""
+
+    latency = None
 
     def __init__(self, model: nn.Module, traced: Traced, batches: Stream, goal: Goal, progress: Progress) -> None:
         self._model, self._goal, self._progress = model, goal, progress
@@ -87,6 +93,8 @@ class Measured:
         self._reference = Reference(traced.standalone.host, sample.judging(), settings.outputs, numbers)
         self._recoverer = Recoverer(self.seen, self._sample, self._reference)
         self._chosen: Chosen | None = None
+        self._first = inputs_of(batches.first, model)
+        self.latency: Latency | None = None
 
     def decide(self, rankings: Mapping[str, Ranking]) -> tuple[Tensor, Search | None]:
         """The mask over all channels, and the search that found it, if there was one."""
@@ -99,6 +107,8 @@ class Measured:
                 self._model, self.seen, rankings, self._goal.measure, self._goal.tolerance, self._progress
             )
             return searched.keep, searched
+        if budget is not None and budget.of == "latency":
+            return self._within_time(rankings, budget), None
         of = "macs" if budget is None else budget.of
         allocation = allocator(self._model, self.seen, rankings, self._reference, of, self._progress)
         if budget is not None:
@@ -121,6 +131,24 @@ class Measured:
             return None
         trials = () if found is None else found.trials
         return Score(self._judge.base, self._judge(smaller).score, self._goal.tolerance, trials, self._judge.what)
+
+    def _within_time(self, rankings: Mapping[str, Ranking], budget: Budget) -> Tensor:
+        """The mask for a budget of time; smaller networks are timed with the weights of one-pass recovery."""
+        model, traced, compensator = self._model, self.seen.traced, Compensator(self.seen)
+        timings = operation_timings(traced.standalone.host, traced.structure, self._first)
+        allocation = allocator(model, self.seen, rankings, self._reference, "latency", self._progress, timings=timings)
+
+        def measure(keep: Tensor) -> Latency:
+            if bool(keep.all()):
+                (before,) = network_seconds([model], self._first)
+                return Latency(before, before, budget.share)
+            smaller = apply(model, compensator.plan(keep))
+            before, after = network_seconds([model, smaller], self._first)
+            return Latency(before, after, budget.share)
+
+        timed = keep_within_time(allocation, budget, measure, self._progress)
+        self.latency = timed.latency
+        return timed.keep
 
     def _search(self, allocation: Allocator) -> Search:
         """Quick recoveries find the share, full ones are measured again: a bolder share first if joint refits help."""
@@ -166,6 +194,11 @@ def method_for(
     try:
         traced.standalone.host  # noqa: B018  # made here, to know that it can be
     except CaptureError as error:
+        if goal.budget is not None and goal.budget.of == "latency":
+            raise UsageError(
+                f"a latency budget needs to time single operations, which this model does not allow: {error} Otherwise "
+                "ask for a share of the MACs."
+            ) from error
         warnings.warn(f"widths are not measured and layers are refitted in one pass: {error}", stacklevel=4)
         plain = replace(settings, search="binary", recovery="once", joint=0)
         return Published(model, traced, batches, replace(goal, refine=0.0, settings=plain), progress)

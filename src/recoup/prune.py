@@ -69,9 +69,9 @@ def prune(
             the original; without it, agreement on the held-out calibration images.
         evaluate: measures a model in points, higher is better; in the place of `validation`.
         tolerance: how many points may be lost.
-        budget: what share of the MACs, the parameters or every width to keep.
+        budget: what share of the MACs, the parameters, every width or the time of the first calibration batch to keep.
         preset: a preset's name, "best", "fast", "paper" or "released", or settings of your own.
-        refine: seconds of gradient-based refinement, block by block, at the end; off by default.
+        refine: seconds of gradient steps towards the original's outputs at the end; off by default.
         keep_class: lock what the model's own class cannot hold at another size, rather than return a standalone graph.
         progress: called with the stage, the steps done and their number.
     """
@@ -111,6 +111,7 @@ def prune(
         settings=_described(settings),
         form=None if traced.form is None else traced.form.reason,
         held_out=chosen.harms,
+        latency=method.latency,
     )
     for warning in report.warnings:
         warnings.warn(warning, stacklevel=2)

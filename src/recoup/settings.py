@@ -109,7 +109,9 @@ def find_preset(name: str) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The share to keep, of exactly one thing: `macs`, `parameters`, or the `width` of every group.
+    """The share to keep, of exactly one thing: `macs`, `parameters`, the `width` of every group, or `latency`.
+
+    Latency is the time that the first calibration batch takes on the model's device.
 
     >>> Budget(macs=0.5).share
     0.5
@@ -118,11 +120,13 @@ class Budget:
     macs: float | None = None
     parameters: float | None = None
     width: float | None = None
+    latency: float | None = None
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in self._all().items() if value is not None}
         if len(given) != 1:
-            raise UsageError(f"a Budget names exactly one of macs, parameters, width; got {len(given)} of them.")
+            names = ", ".join(self._all())
+            raise UsageError(f"a Budget names exactly one of {names}; got {len(given)} of them.")
         for name, value in given.items():
             if not 0 < value <= 1:
                 raise UsageError(f"Budget({name}={value}): the share to keep must lie above 0 and not above 1.")
@@ -138,7 +142,7 @@ class Budget:
         return next(value for value in self._all().values() if value is not None)
 
     def _all(self) -> dict[str, float | None]:
-        return {"macs": self.macs, "parameters": self.parameters, "width": self.width}
+        return {"macs": self.macs, "parameters": self.parameters, "width": self.width, "latency": self.latency}
 
 
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:

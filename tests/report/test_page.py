@@ -7,8 +7,9 @@ import pytest
 from recoup.plan import Recovery
 from recoup.report.charts import is_clipped, search_chart, width_chart
 from recoup.report.content import GroupRow, Report, Score
+from recoup.report.numbers import duration
 from recoup.report.page import render_page
-from recoup.search import Trial
+from recoup.search import Latency, Trial
 from recoup.structure.cost import Cost
 from recoup.structure.verify import Proof
 
@@ -86,6 +87,35 @@ def test_says_everything_that_matters():
     for expected in ("32 → 20", "1.71%", "3.1e-07", "2.7e+02", "10 of 10", "the model returns it", "6.0 seconds"):
         assert expected in text
     assert "selector" in text and "forward" in text and "None" in text
+
+
+def test_tells_the_time_where_it_was_asked_for():
+    text = Page(render_page(report(latency=Latency(0.0204, 0.0117, 0.6)))).text
+    for expected in ("Time of a batch", f"{MINUS}42.6%", "20.4 ms → 11.7 ms", "at most 60.0% asked for"):
+        assert expected in text
+    assert "Time of a batch" not in Page(render_page(report())).text
+
+
+def test_says_when_it_takes_more_time_than_asked_for():
+    (told,) = report(latency=Latency(0.02, 0.0132, 0.6)).warnings
+    assert "takes 66.0% of the time of the original, more than the 60.0% asked for" in told
+    assert told in Page(render_page(report(latency=Latency(0.02, 0.0132, 0.6)))).text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.01234, "12.3 ms"),
+        (0.5, "500 ms"),
+        (0.9996, "1.00 s"),
+        (12.34, "12.3 s"),
+        (1234.0, "1,234 s"),
+        (4.5e-5, "45.0 µs"),
+        (3e-9, "0.00300 µs"),
+    ],
+)
+def test_durations_as_people_read_them(seconds, text):
+    assert duration(seconds) == text
 
 
 def test_needs_nothing_from_outside():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from recoup.search.allocation import Harm, allocate, harm_of
+from recoup.search.allocation import Harm, _fill, allocate, harm_of
 from recoup.structure.terms import Side, Term, Terms
 
 
@@ -174,16 +174,42 @@ def test_the_unit_of_harm_does_not_matter(scale):
     assert allocate(harms_of(*(scale * curve for curve in curves)), terms, 0.5 * 135) == expected
 
 
+def curve_of(loss, measured):
+    return harm_of(torch.tensor(loss), measured, 1).curve.tolist()
+
+
 def test_a_curve_is_scaled_to_what_was_measured():
-    loss = torch.tensor([4.0, 2.0, 1.0, 0.0])
-    harm = harm_of(loss, kept=2, measured=0.3, least=1)
-    torch.testing.assert_close(
-        harm.curve, torch.tensor([1.2, 0.6, 0.3, 0.0], dtype=torch.float64), rtol=1e-12, atol=0.0
-    )
-    assert harm.least == 1
+    assert curve_of([4.0, 2.0, 1.0, 0.0], {2: 0.3}) == pytest.approx([1.2, 0.6, 0.3, 0.0])
+
+
+def test_between_two_measurements_harm_is_a_power_of_the_loss_and_goes_on_so_beyond():
+    """From 1 to 4 the loss doubles twice while the harm grows ninefold: its power is log 3 / log 2."""
+    found = curve_of([8.0, 4.0, 2.0, 1.0, 0.5, 0.0], {3: 0.1, 1: 0.9})
+    assert found == pytest.approx([2.7, 0.9, 0.3, 0.1, 0.05, 0.0])
+
+
+def test_beyond_what_was_measured_harm_grows_no_slower_than_the_loss_and_no_faster_than_its_cube():
+    assert curve_of([8.0, 4.0, 1.0, 0.0], {2: 0.1, 1: 0.11}) == pytest.approx([0.22, 0.11, 0.1, 0.0])
+    assert curve_of([8.0, 4.0, 2.0, 0.0], {2: 1e-3, 1: 1.0}) == pytest.approx([8.0, 1.0, 1e-3, 0.0])
+
+
+def test_harm_never_falls_as_channels_go():
+    found = curve_of([8.0, 4.0, 2.0, 1.0, 0.0], {3: 0.3, 1: 0.2})
+    assert found == sorted(found, reverse=True)
+
+
+def test_measurements_at_the_same_loss_are_one():
+    assert curve_of([2.0, 1.0, 1.0, 0.0], {2: 0.1, 1: 0.3}) == pytest.approx([0.6, 0.3, 0.3, 0.0])
 
 
 def test_what_does_not_harm_or_even_helps_counts_for_nothing():
-    loss = torch.tensor([4.0, 2.0, 1.0, 0.0])
-    assert not harm_of(loss, 2, 0.0, 1).curve.any()
-    assert not harm_of(loss, 2, -0.1, 1).curve.any()
+    for harm in (0.0, -0.1):
+        assert max(curve_of([4.0, 2.0, 1.0, 0.0], {2: harm, 1: harm})) < 1e-10
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-13])
+def test_what_is_left_goes_to_the_most_useful_channel_per_cost_in_any_unit(unit):
+    """A single channel of the dearer group would help more than one of the cheaper, but less than three."""
+    harms = harms_of(torch.tensor([9.0, 2.0, 0.0]), torch.tensor([9.0, 4.0, 3.0, 2.0, 1.0, 0.0]))
+    terms = apart([2, 5], [3 * unit, unit])
+    assert _fill({"g0": 1, "g1": 1}, harms, terms, 7.5 * unit) == {"g0": 1, "g1": 4}

@@ -33,16 +33,17 @@ def test_a_budget_that_locked_channels_exceed_is_refused():
         fit_budget(model, seen, recoup.select(seen), Budget(macs=0.01))
 
 
-@pytest.mark.parametrize("bad", [{}, {"macs": 0.5, "width": 0.5}])
+@pytest.mark.parametrize("bad", [{}, {"macs": 0.5, "width": 0.5}, {"latency": 0.5, "width": 0.5}])
 def test_a_budget_names_one_thing(bad):
-    with pytest.raises(UsageError, match="exactly one of macs, parameters, width"):
+    with pytest.raises(UsageError, match="exactly one of macs, parameters, width, latency; got"):
         Budget(**bad)
 
 
 @pytest.mark.parametrize("share", [0, -0.5, 1.5, float("nan")])
-def test_a_budget_is_a_share(share):
-    with pytest.raises(UsageError, match="must lie above 0 and not above 1"):
-        Budget(macs=share)
+@pytest.mark.parametrize("of", ["macs", "latency"])
+def test_a_budget_is_a_share(of, share):
+    with pytest.raises(UsageError, match=rf"Budget\({of}=.*must lie above 0 and not above 1"):
+        Budget(**{of: share})
 
 
 def test_keeping_everything_is_allowed():

@@ -12,6 +12,7 @@ from recoup.errors import BudgetError, UsageError
 from recoup.judging.harm import Reference
 from recoup.judging.judge import Verdict
 from recoup.recover import Compensator
+from recoup.search.allocation import harm_of
 from recoup.search.binary import Trial
 from recoup.search.measured import (
     CANDIDATES,
@@ -95,15 +96,15 @@ def test_the_harm_of_a_group_is_measured_with_that_group_alone_cut():
     _, seen, reference = prepared("residual")
     rankings, allocation = recoup.select(seen), allocation_of("residual")
     for group in seen.structure.prunable:
-        harm, count = allocation.harms[group.name], round(group.width / 2)
-        keep = seen.structure.keep_all()
-        keep[group.channels] = False
-        keep[rankings[group.name].order[:count] + group.start] = True
-        measured = reference.harm(Compensator(seen).weights(keep))
-        assert float(harm.curve[count]) == pytest.approx(measured, rel=1e-9)
+        harm, measured = allocation.harms[group.name], {}
+        for count in {round(0.75 * group.width), round(0.25 * group.width)}:
+            keep = seen.structure.keep_all()
+            keep[group.channels] = False
+            keep[rankings[group.name].order[:count] + group.start] = True
+            measured[count] = reference.harm(Compensator(seen).weights(keep))
+            assert float(harm.curve[count]) == pytest.approx(measured[count], rel=1e-9)
         assert float(harm.curve[-1]) == pytest.approx(0.0, abs=1e-9)
-        loss = rankings[group.name].loss.double()
-        torch.testing.assert_close(harm.curve, loss * (measured / loss[count]), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(harm.curve, harm_of(rankings[group.name].loss, measured, 1).curve)
         assert harm.least == 1
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from recoup.progress import Progress
 from recoup.report.content import GroupRow, Report
+from recoup.report.numbers import duration
 
 # Where nobody looks at a terminal, lines need not fit one.
 PIPED_WIDTH = 200
@@ -58,6 +59,10 @@ def print_costs(report: Report, scores: Mapping[str, tuple[float, float]]) -> No
         _cost_row("MACs", report.before.macs, report.after.macs),
         _cost_row("Parameters", report.before.parameters, report.after.parameters),
     ]
+    if report.latency is not None:
+        time = report.latency
+        change = f"{time.share - 1:+.1%}"
+        rows.append(("Time of a batch", duration(time.before), duration(time.after), change))
     rows += [(name, f"{a:.2f}", f"{b:.2f}", f"{b - a:+.2f} points") for name, (a, b) in scores.items()]
     print_table(("", "Before", "After", "Change"), rows, numbers=(1, 2, 3))
 

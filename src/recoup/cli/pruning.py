@@ -34,7 +34,8 @@ from recoup.prune import Result, prune
 from recoup.report.content import Report
 from recoup.settings import Budget, Settings, find_preset
 
-GOALS = ("tolerance", "macs", "parameters", "width")
+GOALS = ("tolerance", "macs", "parameters", "width", "latency")
+NAMED = "--tolerance, --macs, --parameters, --width and --latency"
 SETTINGS = (
     "selector",
     "ridge",
@@ -61,6 +62,7 @@ class Request:
     macs: float | None
     parameters: float | None
     width: float | None
+    latency: float | None
     preset: str
     selector: str | None
     ridge: float | None
@@ -87,13 +89,13 @@ class Request:
         given = [name for name in GOALS if getattr(self, name) is not None]
         if len(given) != 1:
             listed = ", ".join(f"--{name}" for name in given) or "none"
-            raise UsageError(f"give exactly one of --tolerance, --macs, --parameters and --width; got {listed}.")
+            raise UsageError(f"give exactly one of {NAMED}; got {listed}.")
         if self.tolerance is None:
-            return Budget(self.macs, self.parameters, self.width)
+            return Budget(self.macs, self.parameters, self.width, self.latency)
         if not self.tolerance > 0:
             raise UsageError(
-                f"--tolerance must be above 0 points, got {self.tolerance:g}. For a fixed size give --macs, "
-                "--parameters or --width, the share to keep."
+                f"--tolerance must be above 0 points, got {self.tolerance:g}. For a fixed size or speed give "
+                "--macs, --parameters, --width or --latency, the share to keep."
             )
         return None
 
@@ -111,7 +113,8 @@ goal_options = combined(
     click.option("--tolerance", metavar="P", type=float, help="Lose at most P points of accuracy, or"),
     click.option("--macs", metavar="F", type=float, help="keep the share F of the multiply-accumulates, or"),
     click.option("--parameters", metavar="F", type=float, help="keep the share F of the parameters, or"),
-    click.option("--width", metavar="F", type=float, help="keep the share F of every group's channels."),
+    click.option("--width", metavar="F", type=float, help="keep the share F of every group's channels, or"),
+    click.option("--latency", metavar="F", type=float, help="keep the share F of the time of a batch on the device."),
 )
 
 setting_options = combined(
@@ -156,7 +159,7 @@ data_options = combined(
 def prune_command(as_json: bool, **given: Any) -> None:
     """Make MODEL smaller without retraining and save the result into a new folder.
 
-    Give exactly one goal: --tolerance, --macs, --parameters or --width.
+    Give exactly one goal: --tolerance, --macs, --parameters, --width or --latency.
     """
     request = Request(**given)
     with shown_progress() as progress, warnings.catch_warnings(record=True) as caught:

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from recoup.plan import Recovery
-from recoup.search import Trial
+from recoup.report.numbers import duration
+from recoup.search import Latency, Trial
 from recoup.structure.cost import Cost
 from recoup.structure.groups import Group, Structure
 from recoup.structure.verify import Proof
@@ -53,6 +54,7 @@ class Report:
     """The whole story of one pruning; `form` says why the result is a standalone graph, None if it is not.
 
     `held_out` is what each variant of the recovery did to the outputs on held-out images; the least was kept.
+    `latency` is there for a budget of time.
     """
 
     network: str
@@ -67,6 +69,7 @@ class Report:
     settings: Mapping[str, Any]
     form: str | None = None
     held_out: Mapping[str, float] = field(default_factory=dict)
+    latency: Latency | None = None
 
     @property
     def macs_removed(self) -> float:
@@ -81,6 +84,18 @@ class Report:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What to know before trusting the figures."""
+        return (*self._slowness(), *self._doubts())
+
+    def _slowness(self) -> tuple[str, ...]:
+        if self.latency is None or self.latency.is_met:
+            return ()
+        return (
+            f"the smaller network takes {self.latency.share:.1%} of the time of the original, more than the "
+            f"{self.latency.asked:.1%} asked for: it is the fastest of those that were tried. Ask for a smaller share, "
+            "time larger batches, or see that nothing else runs on the device.",
+        )
+
+    def _doubts(self) -> tuple[str, ...]:
         poor = {name: recovery for name, recovery in self.recovery.items() if recovery.is_underdetermined}
         if not poor:
             return ()
@@ -98,6 +113,8 @@ class Report:
         data["warnings"] = list(self.warnings)
         if self.score is not None:
             data["score"]["drop"] = self.score.drop
+        if self.latency is not None:
+            data["latency"]["share"] = self.latency.share
         return data
 
     def __str__(self) -> str:
@@ -105,6 +122,9 @@ class Report:
             f"{self.network}: MACs {self.before.macs:,} -> {self.after.macs:,} (-{self.macs_removed:.1%}), "
             f"parameters {self.before.parameters:,} -> {self.after.parameters:,} (-{self.parameters_removed:.1%})"
         ]
+        if self.latency is not None:
+            before, after = duration(self.latency.before), duration(self.latency.after)
+            lines.append(f"time of a batch {before} -> {after} ({self.latency.share:.1%} of it)")
         if self.score is not None:
             change = f"{self.score.before:.2f} -> {self.score.after:.2f} ({-self.score.drop:+.2f} points)"
             lines.append(f"{self.score.what} {change}")

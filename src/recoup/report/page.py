@@ -7,7 +7,8 @@ from html import escape
 
 from recoup.report.charts import is_clipped, search_chart, width_chart
 from recoup.report.content import GroupRow, Report, Score
-from recoup.report.numbers import short
+from recoup.report.numbers import duration, short
+from recoup.search import Latency
 from recoup.version import __version__
 
 
@@ -59,6 +60,8 @@ def _cards(report: Report) -> str:
         _cost_card("MACs", before.macs, after.macs, report.macs_removed),
         _cost_card("Parameters", before.parameters, after.parameters, report.parameters_removed),
     ]
+    if report.latency is not None:
+        cards.append(_latency_card(report.latency))
     if report.score is not None:
         cards.append(_score_card(report.score))
     cards.append(_proof_card(report))
@@ -72,6 +75,13 @@ def _cost_card(what: str, before: int, after: int, removed: float) -> str:
         f"{short(before)} &rarr; {short(after)}",
         f'<span class="exact">{before:,} &rarr; {after:,}</span>{_meter(1 - removed)}',
     )
+
+
+def _latency_card(latency: Latency) -> str:
+    change = f"{latency.share - 1:+.1%}".replace("-", "&minus;")
+    times = f"{duration(latency.before)} &rarr; {duration(latency.after)}"
+    note = f'<span class="exact">at most {latency.asked:.1%} asked for</span>{_meter(latency.share)}'
+    return _card("Time of a batch", change, times, note)
 
 
 def _score_card(score: Score) -> str:

@@ -2,8 +2,8 @@
 
     n_g        channels kept of group g
     c_g(n)     relative error of the layers that read the group, from backward elimination: free, for every n
-    h_g(n)     harm: divergence of the network's outputs when this group alone is cut to n, measured at one n and
-               carried to the others in proportion to c_g
+    h_g(n)     harm: divergence of the network's outputs when this group alone is cut to n, measured at two n and
+               carried to the others as a power of c_g
     minimise   Σ_g h_g(n_g) + μ · cost(n)
 
 The cost is a sum of products of widths, so for one group, the others given, it is known for every n at once: visit the
@@ -12,6 +12,7 @@ groups in turn until nothing changes. One number, μ, is then bisected until the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,10 +21,16 @@ from torch import Tensor
 
 from recoup.structure.terms import Terms
 
+# Losses and harms below this are none.
+TINY = 1e-12
+# The largest power of the loss by which harm is carried on beyond what was measured.
+STEEPEST = 3.0
 # Sweeps over the groups: two or three settle it, a cycle between neighbours ends here.
 SWEEPS = 12
 # Halvings of μ's exponent over its range: finer than one channel.
 BISECTIONS = 40
+# What a channel that costs nothing is taken to cost: less than any in MACs, parameters or seconds.
+FREE = 1e-18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,11 +41,25 @@ class Harm:
     least: int
 
 
-def harm_of(loss: Tensor, kept: int, measured: float, least: int) -> Harm:
-    """`loss` (width + 1,) scaled to the divergence `measured` with so many channels kept."""
-    curve = loss.double().cpu()
-    unit = max(float(curve[kept]), torch.finfo(torch.float32).tiny)
-    return Harm(curve * (max(measured, 0.0) / unit), least)
+def harm_of(loss: Tensor, measured: Mapping[int, float], least: int) -> Harm:
+    """The harm at every width, from `loss` (width + 1,) and the divergence `measured` with some numbers of channels.
+
+    Between two measurements it is a power of the loss. With more channels than that it is in proportion to the loss, as
+    small errors are; with fewer the power goes on, and is one at least.
+    """
+    curve = loss.double().cpu().clamp(min=TINY)
+    known: list[tuple[float, float]] = []
+    for kept in sorted(measured, reverse=True):  # the loss grows as channels go; so does the harm, but for noise
+        unit, harm = float(curve[kept]), max(measured[kept], TINY, known[-1][1] if known else 0.0)
+        known = [*known, (unit, harm)] if not known or unit > known[-1][0] else [*known[:-1], (unit, harm)]
+    (unit, harm), *others = known
+    found, power = harm * curve / unit, 1.0
+    for further, more in others:
+        power = math.log(more / harm) / math.log(further / unit)
+        found = torch.where(curve > unit, harm * (curve / unit) ** power, found)
+        unit, harm = further, more
+    found = torch.where(curve > unit, harm * (curve / unit) ** min(max(power, 1.0), STEEPEST), found)
+    return Harm(torch.where(loss.cpu() > 0, found, 0.0), least)
 
 
 def allocate(harms: Mapping[str, Harm], terms: Terms, allowed: float) -> dict[str, int]:
@@ -82,7 +103,7 @@ def _fill(counts: dict[str, int], harms: Mapping[str, Harm], terms: Terms, allow
                 along = terms.along(name, counts)
                 cost = float(along[n + 1] - along[n])
                 if total + cost <= allowed:
-                    offers.append((float(harm.curve[n] - harm.curve[n + 1]) / max(cost, 1e-9), name, cost))
+                    offers.append((float(harm.curve[n] - harm.curve[n + 1]) / max(cost, FREE), name, cost))
         if not offers:
             return counts
         _, name, cost = max(offers)

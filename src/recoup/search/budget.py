@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from recoup.algebra.selection import Ranking
 from recoup.calibrate import Calibration, dead_channels
-from recoup.errors import BudgetError
+from recoup.errors import BudgetError, UsageError
 from recoup.search.widths import Widths
 from recoup.settings import Budget
 from recoup.structure.cost import Cost, cost
@@ -24,7 +24,10 @@ def fit_budget(model: nn.Module, calibration: Calibration, rankings: Mapping[str
 
     Raises:
         BudgetError: even one channel per group costs more than the budget allows.
+        UsageError: the budget is of time, for which widths are measured.
     """
+    if budget.of == "latency":
+        raise UsageError("a latency budget needs widths that are measured: use recoup.prune with preset best or fast.")
     structure, model = calibration.structure, calibration.traced.host(model)
     widths = widths_for(calibration, rankings)
 

@@ -21,15 +21,18 @@ from recoup.search.budget import widths_for
 from recoup.search.widths import Widths
 from recoup.settings import Budget
 from recoup.structure.groups import Group
-from recoup.structure.terms import Terms, macs_terms, parameter_terms
+from recoup.structure.terms import Terms, Timing, latency_terms, macs_terms, parameter_terms
 
-# The share of a group's channels that is kept when its harm is measured.
-LEVEL = 0.5
+# The shares of a group's channels that are kept when its harm is measured. Harm grows evenly while errors are small and
+# much faster when the network falls apart: one measurement cannot tell where that begins.
+LEVELS = (0.75, 0.25)
 # Candidates that are recovered and measured on the way to a tolerance, and the share of the cost that is near enough.
 CANDIDATES = 6
 NEAR = 0.02
 # A cost is a sum of products in floating point.
 ROUNDING = 1e-9
+# Why something is left when everything is cut, where it is not only what is locked.
+_REST = {"latency": "the rest is locked, or its time does not depend on widths"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,8 +86,13 @@ def allocator(
     reference: Reference,
     of: str = "macs",
     progress: Progress = silent,
+    *,
+    timings: Mapping[str, Timing] | None = None,
 ) -> Allocator:
-    """Measure the harm of every prunable group: one run of the network with that group alone cut and compensated."""
+    """Measure the harm of every prunable group: runs of the network with that group alone cut and compensated.
+
+    A cost in seconds, of "latency", needs the `timings` of the network's operations.
+    """
     structure = calibration.structure
     widths = widths_for(calibration, rankings)
     compensator = Compensator(calibration)
@@ -93,9 +101,22 @@ def allocator(
         harms[group.name] = _harm(group, rankings[group.name], widths, compensator, reference)
         progress("measure groups", number, len(structure.prunable))
     orders = {group.name: widths.order(group) for group in structure.prunable}
-    host = calibration.traced.host(model)
-    terms = macs_terms(structure, orders) if of == "macs" else parameter_terms(structure, orders, host)
-    return Allocator(widths, harms, terms)
+    return Allocator(widths, harms, _terms_of(of, model, calibration, orders, timings))
+
+
+def _terms_of(
+    of: str,
+    model: nn.Module,
+    calibration: Calibration,
+    orders: Mapping[str, Tensor],
+    timings: Mapping[str, Timing] | None,
+) -> Terms:
+    structure, traced = calibration.structure, calibration.traced
+    if of == "latency":
+        if timings is None:
+            raise UsageError("widths for a latency need timings: pass recoup.timing.operation_timings(...).")
+        return latency_terms(structure, orders, timings, traced.standalone.layouts)
+    return macs_terms(structure, orders) if of == "macs" else parameter_terms(structure, orders, traced.host(model))
 
 
 def _harm(group: Group, ranking: Ranking, widths: Widths, compensator: Compensator, reference: Reference) -> Harm:
@@ -105,10 +126,12 @@ def _harm(group: Group, ranking: Ranking, widths: Widths, compensator: Compensat
             "'backward'. Choose one of those, or Settings(search='binary')."
         )
     staying = group.width - group.free
-    count = staying + max(0 if staying else 1, round(LEVEL * group.free))
-    keep = widths.cut(group, count, widths.structure.keep_all())
-    measured = reference.harm(compensator.weights(keep))
-    return harm_of(ranking.loss, int(keep[group.channels].sum()), measured, max(1, staying))
+    measured = {}
+    for level in LEVELS:
+        count = staying + max(0 if staying else 1, round(level * group.free))
+        keep = widths.cut(group, count, widths.structure.keep_all())
+        measured[int(keep[group.channels].sum())] = reference.harm(compensator.weights(keep))
+    return harm_of(ranking.loss, measured, max(1, staying))
 
 
 def keep_within(allocation: Allocator, budget: Budget) -> Tensor:
@@ -120,8 +143,8 @@ def keep_within(allocation: Allocator, budget: Budget) -> Tensor:
     if budget.share < allocation.least:
         raise BudgetError(
             f"keeping {budget.share:.1%} of the {budget.of} is out of reach: with every prunable group cut to its last "
-            f"channel {allocation.least:.1%} remain, because the rest is locked. `recoup.inspect` lists what is locked "
-            "and why."
+            f"channel {allocation.least:.1%} remain, because {_REST.get(budget.of, 'the rest is locked')}. "
+            "`recoup.inspect` lists what is locked and why."
         )
     keep = allocation.keep(budget.share)
     if allocation.share(keep) > budget.share * (1 + ROUNDING):

@@ -113,8 +113,8 @@ class Lockstep:
 
     def drifts(self, stop: Stop) -> bool:
         """Whether anything the stop's layer reads or is added to has changed on the way."""
-        node = self._by_name[stop.node]
-        return any(value.name in self._drifts for value in node.all_input_nodes) or stop.skip in self._drifts
+        read = [value.name for value in self._by_name[stop.node].all_input_nodes if value.op != "get_attr"]
+        return any(name in self._drifts for name in (*read, stop.skip))
 
     def visit(self, stop: Stop, places: Sequence[int]) -> Iterator[Reading]:
         """What the layer meets in the batches at these places; may be asked for again as long as nobody moves on."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recoup.structure.groups import Structure
+from recoup.structure.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +66,20 @@ class Terms:
         return torch.stack(parts).sum(dim=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of an operation: `fixed` at any width, `scaled` in proportion to it; `reads` names what it reads."""
+
+    fixed: float
+    scaled: float
+    reads: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """All of it, at full width."""
+        return self.fixed + self.scaled
+
+
 def macs_terms(structure: Structure, orders: Mapping[str, Tensor]) -> Terms:
     """Multiply-accumulates of convolutions and linear layers; `orders` (channel numbers, best first) by group."""
     sides = _Sides(structure, orders)
@@ -76,6 +92,34 @@ def parameter_terms(structure: Structure, orders: Mapping[str, Tensor], model: n
     sides = _Sides(structure, orders)
     terms = [sides.term(1, name, range(parameter.dim())) for name, parameter in model.named_parameters()]
     return _terms(terms, orders)
+
+
+def latency_terms(
+    structure: Structure, orders: Mapping[str, Tensor], timings: Mapping[str, Timing], layouts: Mapping[str, Any]
+) -> Terms:
+    """Seconds of all operations, by node: `fixed`, and `scaled` with both widths of a layer's weight.
+
+    What is no layer grows with the channels of the value it makes, or of one it reads, given their `layouts`.
+    """
+    sides = _Sides(structure, orders)
+    weights = {product.node: product.weight for product in structure.products}
+    terms = [Term(sum(timing.fixed for timing in timings.values()), ())]
+    for node, timing in timings.items():
+        if node in weights:
+            elements = math.prod(structure.shapes[weights[node]][:2])
+            terms.append(sides.term(timing.scaled / elements, weights[node], (0, 1)))
+        else:
+            found = (channels_in(layouts.get(name)) for name in (node, *timing.reads))
+            terms.append(sides.term_along(timing.scaled, next((of for of in found if of is not None), None)))
+    return _terms(terms, orders)
+
+
+def channels_in(layout: Any) -> Tensor | None:
+    """The channel of every index along the dim that a value's channels lie along; for several values one by one."""
+    if isinstance(layout, list):
+        parts = [part for part in map(channels_in, layout) if part is not None]
+        return torch.cat(parts) if parts else None
+    return layout.channel_of if isinstance(layout, Layout) and layout.dim is not None else None
 
 
 def _terms(terms: Sequence[Term], orders: Mapping[str, Tensor]) -> Terms:
@@ -100,6 +144,10 @@ class _Sides:
             else:
                 factor *= shape[dim]
         return Term(factor, tuple(sides))
+
+    def term_along(self, whole: float, channel_of: Tensor | None) -> Term:
+        """What is `whole` at full width, and in proportion to that; without channels at any."""
+        return Term(whole, ()) if channel_of is None else Term(whole / len(channel_of), (self._side(channel_of),))
 
     def _side(self, channel_of: Tensor) -> Side:
         counts = torch.bincount(channel_of[channel_of >= 0], minlength=self._structure.width).double()
