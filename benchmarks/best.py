@@ -63,12 +63,12 @@ def main() -> None:
 def cases(network: str, options: argparse.Namespace) -> list[Case]:
     """What there is to do for a network, in order."""
     if options.tolerance is not None:
-        seeds = range(options.tolerance_seeds)
+        seeds = range(options.first_seed, options.first_seed + options.tolerance_seeds)
         return [Case(network, TOLERANCE, seed, tolerance=options.tolerance) for seed in seeds]
     methods = [*options.methods, *([WITH_BATCH_NORM] if TORCH_PRUNING in options.methods else [])]
     return [
         Case(network, method, seed, share)
-        for seed in range(options.seeds)
+        for seed in range(options.first_seed, options.first_seed + options.seeds)
         for share in options.shares or SHARES[network]
         for method in methods
         if method in OURS or seed == 0
@@ -257,6 +257,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--shares", type=float, nargs="+", help="of the MACs to remove; each network's own if not said")
     parser.add_argument("--seeds", type=int, default=3, help="calibration samples")
+    parser.add_argument("--first-seed", type=int, default=0, help="the number of the first calibration sample")
     parser.add_argument("--refine", type=float, default=60.0, help="seconds")
     parser.add_argument("--images", type=int, default=CIFAR_IMAGES, help="for calibration")
     parser.add_argument("--tolerance", type=float, help="in points; search within it instead of fixed shares")

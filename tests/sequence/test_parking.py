@@ -3,7 +3,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from recoup.sequence.parking import CPU_MEMORY, Parking, memory_of, size_of
+from recoup.sequence.parking import CPU_MEMORY, Parking, memory_of, size_of, work_of
 
 ROW = 8 * 10  # bytes of ten float64
 
@@ -123,3 +123,10 @@ def test_a_view_holds_all_of_its_storage():
 
 def test_on_a_cpu_a_fixed_amount_may_wait_in_memory():
     assert memory_of(torch.device("cpu")) == CPU_MEMORY
+
+
+def test_what_is_in_work_is_a_part_of_what_may_wait(monkeypatch):
+    assert 0 < work_of(torch.device("cpu")) <= memory_of(torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 << 30, 140 << 30))
+    assert work_of(torch.device("cuda")) == 10 << 30
+    assert memory_of(torch.device("cuda")) == 50 << 30

@@ -23,7 +23,7 @@ from recoup.judging.sample import HELD_OUT, Sample
 from recoup.sequence.adjusting import Adjustable
 from recoup.sequence.cutting import Cutter
 from recoup.sequence.lockstep import Lockstep, Passage
-from recoup.sequence.parking import memory_of
+from recoup.sequence.parking import memory_of, work_of
 from recoup.sequence.stretches import head_stretch, parts_of, stretches_of
 from recoup.structure.route import Route, Stop, Stretch
 
@@ -37,8 +37,6 @@ ITERATIONS = 4
 BYTES, LEAST_IMAGES = 8 << 30, 2000
 # A step that lowers the held-out error by less than this share is the last.
 WORTHWHILE = 0.01
-# Bytes of activations that are in work at once.
-IN_WORK = 2 << 30
 
 
 class JointRefits:
@@ -111,7 +109,7 @@ def refit_jointly(work: Adjustable, walk: Lockstep, stretch: Stretch, sample: Sa
 
 def passages(walk: Lockstep, stretch: Stretch, places: Sequence[int], images: int) -> Iterator[Passage]:
     """Up to so many images on their way through a stretch, a bounded number of them at a time."""
-    step = walk.bearable(stretch, IN_WORK)
+    step = walk.bearable(stretch, work_of(walk.device))
     images = min(images, walk.bearable(stretch, memory_of(walk.device)))
     for passage in walk.passages(stretch, places):
         for part in passage.split(max(1, min(step, images))):

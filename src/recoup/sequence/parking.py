@@ -13,6 +13,9 @@ from recoup.batches import tensors_in
 # The share of a GPU's free memory that may be waited in, and the bytes of a computer's.
 GPU_SHARE = 0.5
 CPU_MEMORY = 6 << 30
+# The same for activations that are in work at once: a GPU is idle between small operations, a CPU has small caches.
+GPU_WORK_SHARE = 0.1
+CPU_WORK = 1 << 29
 
 
 def memory_of(device: torch.device) -> int:
@@ -20,6 +23,13 @@ def memory_of(device: torch.device) -> int:
     if device.type == "cuda":
         return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
     return CPU_MEMORY
+
+
+def work_of(device: torch.device) -> int:
+    """How many bytes of activations may be in work at once on a device."""
+    if device.type == "cuda":
+        return int(GPU_WORK_SHARE * torch.cuda.mem_get_info(device)[0])
+    return CPU_WORK
 
 
 class Parking:

@@ -21,8 +21,8 @@ from recoup.progress import Progress, silent
 from recoup.recover import assemble
 from recoup.sequence.adjusting import Adjustable
 from recoup.sequence.cutting import Cutter
-from recoup.sequence.joint import IN_WORK
 from recoup.sequence.lockstep import Lockstep, Passage
+from recoup.sequence.parking import work_of
 from recoup.sequence.stretches import parts_of
 from recoup.sequence.varying import varied
 from recoup.structure.route import route, whole_stretch
@@ -46,7 +46,7 @@ def refine(
         return start
     original, pruned = (Lockstep(host, path, (), values, sample.device) for values in ({}, written))
     work = Adjustable(cutter, pruned, stretch, parts_of(calibration, stretch, tensors), tensors)
-    step = pruned.bearable(stretch, IN_WORK)
+    step = pruned.bearable(stretch, work_of(sample.device))
     generator = torch.Generator(sample.device).manual_seed(calibration.settings.seed)
     sizes = torch.tensor([float(sample.batches[place].size) for place in sample.seen], device=sample.device)
 
