@@ -7,8 +7,8 @@ order of the classes. Packages: those of benchmarks/lite0.py, and `pip install -
 
 Rows, for every share of the MACs:
 
-- recoup: its default preset, end to end by the command line, `recoup prune benchmarks/lite0.py:build --macs SHARE ...`;
-  with `--api` by `recoup.prune` with the same settings, for machines without click.
+- recoup best, recoup paper: these presets, end to end by the command line, `recoup prune benchmarks/lite0.py:build
+  --macs SHARE ...`; with `--api` by `recoup.prune` with the same settings, for machines without click.
 - L2: recoup's groups and surgery, channels by the L2 norm of their filters, nothing refitted.
 - Torch-Pruning: MagnitudePruner with MagnitudeImportance(p=2). Its one pruning ratio is found by bisection; the
   classifier is ignored, since its outputs are the classes. The network's own modules (convolutions with static padding,
@@ -108,22 +108,23 @@ def rows(bench: Bench, options: argparse.Namespace) -> Iterator[Row]:
     for share in options.shares:
         for method in options.methods:
             if method == "recoup":
-                report = by_api(bench, share, options) if options.api else by_command(share, options)
-                yield row_of(report, share)
+                for preset in options.presets:
+                    report = by_api(bench, share, preset) if options.api else by_command(share, preset, options)
+                    yield row_of(report, share, preset)
             else:
                 yield from rows_of_rival(bench, method, share)
 
 
-def by_command(share: float, options: argparse.Namespace) -> dict[str, Any]:
+def by_command(share: float, preset: str, options: argparse.Namespace) -> dict[str, Any]:
     """The report that `recoup prune ... --json` prints."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [*COMMAND, *arguments(share, options), "-o", str(Path(folder) / "smaller")]
+        command = [*COMMAND, *arguments(share, preset, options), "-o", str(Path(folder) / "smaller")]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     report: dict[str, Any] = json.loads(done.stdout)["report"]
     return report
 
 
-def arguments(share: float, options: argparse.Namespace) -> list[str]:
+def arguments(share: float, preset: str, options: argparse.Namespace) -> list[str]:
     """What follows `recoup` on the command line, up to the folder for the result."""
     said = {
         "--calibration": f"folder:{Path(options.images) / 'calibration'}",
@@ -134,25 +135,24 @@ def arguments(share: float, options: argparse.Namespace) -> list[str]:
         "--calibration-images": options.samples,
         "--validation-images": options.validation_images,
         "--batch-size": options.batch,
-        "--preset": options.preset,
+        "--preset": preset,
         "--device": options.device,
     }
     words = [str(word) for name, value in said.items() if value is not None for word in (name, value)]
     return ["prune", f"{Path(__file__).with_name('lite0.py')}:build", *words, "--json"]
 
 
-def by_api(bench: Bench, share: float, options: argparse.Namespace) -> dict[str, Any]:
+def by_api(bench: Bench, share: float, preset: str) -> dict[str, Any]:
     """The report of `recoup.prune` with the settings that the command line would use."""
-    preset = {} if options.preset is None else {"preset": options.preset}
     budget = recoup.Budget(macs=share)
-    result = recoup.prune(bench.model, bench.calibration, validation=bench.validation, budget=budget, **preset)
+    result = recoup.prune(bench.model, bench.calibration, validation=bench.validation, budget=budget, preset=preset)
     return result.report.to_json()
 
 
-def row_of(report: dict[str, Any], share: float) -> Row:
+def row_of(report: dict[str, Any], share: float, preset: str) -> Row:
     """What a report says of the smaller network."""
     seconds = sum(value for stage, value in report["seconds"].items() if stage != "measure")
-    return Row("recoup", share, 1 - report["macs_removed"], report["score"]["after"], seconds)
+    return Row(f"recoup {preset}", share, 1 - report["macs_removed"], report["score"]["after"], seconds)
 
 
 def rows_of_rival(bench: Bench, method: str, share: float) -> Iterator[Row]:
@@ -218,7 +218,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the MACs to keep")
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--api", action="store_true", help="recoup.prune instead of the command line")
-    parser.add_argument("--preset", help="of recoup; its default if not said")
+    parser.add_argument("--presets", nargs="+", default=("best", "paper"), help="of recoup")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--samples", type=int, help="calibration images, all if not said")

@@ -2,10 +2,13 @@ import functools
 
 import pytest
 import torch
+from torch import nn
 
 from recoup.judging.harm import Reference
-from recoup.variants import ONCE, REFINED, SEQUENCE, Chosen, Recoverer
-from tests.sequence.bench import zoo_bench
+from recoup.sequence import recover_in_sequence
+from recoup.variants import ONCE, REFINED, SEQUENCE, Chosen, Recoverer, head_of
+from tests.sequence.bench import bench, zoo_bench
+from tests.zoo import seeded
 
 
 @functools.cache
@@ -64,3 +67,39 @@ def test_a_refinement_that_does_not_help_is_dropped():
     best = recoverer.plan(found.keep)
     perfect = Chosen(best.plan, {**best.harms, SEQUENCE: 0.0})
     assert recoverer.refined(perfect, found.keep, 0.1).plan is best.plan
+
+
+def classifier(tied=False):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(6, 12), nn.Linear(12, 6), nn.Linear(6, 6)
+            self.tied = tied
+
+        def forward(self, x):
+            x = x + self.c.bias if self.tied else x
+            return self.c(torch.relu(self.b(torch.relu(self.a(x)))))
+
+    with seeded(0):
+        model = Net().double().eval()
+        model.c.weight.data *= 6
+        return bench(model, torch.randn(300, 6).double(), {"a": torch.arange(12) < 4})
+
+
+def test_class_scores_get_the_scale_that_harms_least():
+    found = classifier()
+    reference = Reference(found.host, found.sample.judging())
+    recoverer = Recoverer(found.calibration, found.sample, reference)
+    plan = recoverer.plan(found.keep).plan
+    assert reference.gain(plan.weights) == pytest.approx(1.0, abs=1e-3)
+    plain = recover_in_sequence(found.calibration, found.sample, found.keep, found.start)
+    ratio = plan.weights["c.weight"] / plain.weights["c.weight"]
+    torch.testing.assert_close(ratio, torch.full_like(ratio, reference.gain(plain.weights)))
+    assert float(ratio.mean()) != pytest.approx(1.0, abs=1e-3)
+    torch.testing.assert_close(plan.weights["b.weight"], plain.weights["b.weight"])
+
+
+def test_the_head_makes_all_that_is_returned_and_is_used_for_nothing_else():
+    assert head_of(classifier().calibration).name == "c"
+    assert head_of(classifier(tied=True).calibration) is None
+    assert head_of(zoo_bench("several").calibration) is None

@@ -1,4 +1,8 @@
-"""Which recovery to keep: held-out images decide."""
+"""Which recovery to keep: held-out images decide.
+
+Least squares shrink what they cannot predict, and layer after layer the class scores come out too small. That changes
+no answer but the divergence; so before they are compared, the scores of a plan are scaled back.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ from recoup.judging.harm import Reference
 from recoup.judging.sample import Sample
 from recoup.plan import Plan
 from recoup.progress import Progress, silent
-from recoup.recover import Compensator
+from recoup.recover import Compensator, assemble
 from recoup.sequence.refine import refine
 from recoup.sequence.refit import recover_in_sequence
+from recoup.structure.groups import Consumer
 
 # Images that are enough to compare candidates by.
 QUICK_IMAGES = 4000
@@ -35,6 +40,7 @@ class Recoverer:
     def __init__(self, calibration: Calibration, sample: Sample, reference: Reference) -> None:
         self._calibration, self._sample, self._reference = calibration, sample, reference
         self._compensator = Compensator(calibration)
+        self._head = head_of(calibration)
 
     def plan(self, keep: Tensor, progress: Progress = silent, *, quick: bool = False) -> Chosen:
         """The better of both ways to recover what `keep` leaves.
@@ -50,14 +56,37 @@ class Recoverer:
         if quick:
             calibration = replace(calibration, settings=replace(calibration.settings, joint=0))
             sample = sample.part(QUICK_IMAGES)
-        return self._better(chosen, SEQUENCE, recover_in_sequence(calibration, sample, keep, once, progress))
+        plan = recover_in_sequence(calibration, sample, keep, once, progress)
+        return self._better(chosen, SEQUENCE, self._scaled(plan, keep))
 
     def refined(self, chosen: Chosen, keep: Tensor, seconds: float, progress: Progress = silent) -> Chosen:
         """The plan after `seconds` of refinement, if that has helped."""
         plan = refine(self._calibration, self._sample, keep, chosen.plan, seconds, progress)
-        return self._better(chosen, REFINED, plan)
+        return self._better(chosen, REFINED, self._scaled(plan, keep))
+
+    def _scaled(self, plan: Plan, keep: Tensor) -> Plan:
+        """The plan with the scale of the class scores that harms least."""
+        gain = self._reference.gain(plan.weights) if self._head is not None else 1.0
+        if self._head is None or gain == 1.0:
+            return plan
+        tensors = {**self._calibration.parameters, **plan.weights}
+        scaled = {name: gain * tensors[name] for name in (self._head.weight, *self._head.biases) if name in tensors}
+        return assemble(self._calibration, keep, {**plan.weights, **scaled}, plan.recovery)
 
     def _better(self, before: Chosen, name: str, plan: Plan) -> Chosen:
         harm = self._reference.harm(plan.weights)
         harms = {**before.harms, name: harm}
         return Chosen(plan if harm < min(before.harms.values()) else before.plan, harms)
+
+
+def head_of(calibration: Calibration) -> Consumer | None:
+    """The layer that makes all that the network returns, if nothing else uses its weight."""
+    graph = calibration.traced.standalone.host.graph
+    *_, output = graph.nodes
+    returned = output.all_input_nodes
+    found = [c for c in calibration.structure.consumers if len(returned) == 1 and c.node == returned[0].name]
+    if not found:
+        return None
+    tensors = {found[0].weight, *found[0].biases}
+    uses = [user for node in graph.nodes if node.op == "get_attr" and node.target in tensors for user in node.users]
+    return found[0] if all(user is returned[0] for user in uses) else None

@@ -7,7 +7,7 @@ from torch import nn
 import recoup
 from recoup.batches import Inputs
 from recoup.errors import CalibrationError
-from recoup.judging.harm import Reference, harm_between
+from recoup.judging.harm import Reference, golden_section, harm_between
 from recoup.structure.surgery import masked
 from tests.test_laws import draw_keep
 from tests.zoo import ZOO, seeded
@@ -148,3 +148,30 @@ def test_a_batch_that_makes_the_network_fail_is_named():
     batches = [*inputs_of("plain"), Inputs((torch.randn(4, 5, 8, 8).double(),), {})]
     with pytest.raises(CalibrationError, match=r"calibration batch 7 of shape \(4, 5, 8, 8\) makes the model fail"):
         Reference(seen.traced.standalone.host, batches, numbers=["1", "2", "7"])
+
+
+def reference_of(model, images, outputs="auto"):
+    return Reference(recoup.trace(model, images).standalone.host, [Inputs((images,), {})], outputs)
+
+
+@pytest.mark.parametrize("shrunk", [0.7, 1.0, 1.4])
+def test_the_gain_undoes_a_change_of_scale(shrunk):
+    with seeded(0):
+        model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)).double().eval()
+        images = torch.randn(200, 5).double()
+    reference = reference_of(model, images)
+    changed = {name: shrunk * value for name, value in model[2].named_parameters(prefix="2")}
+    assert reference.gain(changed) == pytest.approx(1 / shrunk, abs=1e-3)
+
+
+def test_where_scores_are_no_classes_there_is_no_gain():
+    with seeded(0):
+        model, images = nn.Linear(5, 4).double().eval(), torch.randn(50, 5).double()
+    halves = {name: 0.5 * value for name, value in model.named_parameters()}
+    assert reference_of(model, images, "values").gain(halves) == 1.0
+    assert reference_of(model, images).gain(halves) > 1.9
+
+
+@pytest.mark.parametrize("place", [0.0, 0.3, 0.5, 1.0])
+def test_a_golden_section_finds_the_lowest_point(place):
+    assert golden_section(lambda x: abs(x - place), 0.0, 1.0) == pytest.approx(place, abs=1e-4)

@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 
 import pytest
@@ -6,10 +5,8 @@ import torch
 from torch import nn
 
 from recoup.algebra.gauss_newton import total
-from recoup.judging.harm import harm_between
 from recoup.judging.sample import sample_of
 from recoup.sequence.joint import JointRefits, passages, refit_jointly
-from recoup.sequence.lockstep import Passage
 from recoup.sequence.refit import recover_in_sequence
 from tests.sequence.bench import bench, zoo_bench
 from tests.zoo import seeded
@@ -23,14 +20,15 @@ def two_layers(activation, rank=None, samples=400, kept=3, scale=1.0):
             model[2].weight.data = torch.randn(5, rank).double() @ torch.randn(rank, 8).double() / 3
         model[0].weight.data *= scale
         images = torch.randn(samples, 6).double()
-    return bench(model, images, {"0": torch.arange(8) < kept}, joint=1, outputs="values")
+    return bench(model, images, {"0": torch.arange(8) < kept}, joint=1)
 
 
 def opened(found, number=0):
     """A walk, a stretch of it, and its tensors as parameters."""
     written = dict(found.start.weights)
     joints = JointRefits(found.calibration, found.sample, found.keep, found.path, written)
-    walk, stretch = found.walk(stretches=joints.stretches), joints.stretches[number]
+    stretches = tuple(joints.stretches.values())
+    walk, stretch = found.walk(stretches=stretches), stretches[number]
     return walk, stretch, joints.adjustable(walk, stretch, written)
 
 
@@ -109,7 +107,7 @@ def test_an_exact_stretch_stays_as_it_is():
         mask = torch.arange(8) < 4
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)).double().eval()
         model[0].weight.data[4:], model[0].bias.data[4:] = model[0].weight.data[:4], model[0].bias.data[:4]
-        found = bench(model, torch.randn(400, 6).double(), {"0": mask}, ridge=0.0, joint=1, outputs="values")
+        found = bench(model, torch.randn(400, 6).double(), {"0": mask}, ridge=0.0, joint=1)
     walk, stretch, work = opened(found)
     assert held_out(found, walk, stretch, work, work.start()) < 1e-15
     changes = refit_jointly(work, walk, stretch, found.sample, 3)
@@ -162,68 +160,3 @@ def test_a_stretch_through_something_without_a_derivative_stays_as_it_is():
         found = bench(Hard().double().eval(), torch.randn(100, 6).double(), {"a": torch.arange(8) < 4}, joint=2)
     plan = recover_in_sequence(found.calibration, found.sample, found.keep, found.start)
     assert all(bool(value.isfinite().all()) for value in plan.weights.values())
-
-
-def classifier(**settings):
-    """Class scores of a chain in which three of the first eight channels are left."""
-    with seeded(0):
-        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5)).double().eval()
-        model[4].weight.data *= 8
-        return bench(model, torch.randn(2000, 6).double(), {"0": torch.arange(8) < 3}, **settings)
-
-
-def test_the_loss_of_class_scores_is_twice_the_divergence_for_small_errors():
-    found = classifier()
-    walk, stretch, work = opened(found)
-    (passage,) = passages(walk, stretch, found.sample.held, 10_000)
-    scores = passage.exits[stretch.exits[0]]
-    for size in (1e-2, 1e-3):
-        error = size * torch.randn(scores.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        nudged = Passage(passage.entries, {stretch.exits[0]: work.outcomes(passage, work.start())[1][0] - error})
-        loss = total([work.residual(nudged)], work.start())
-        target = nudged.exits[stretch.exits[0]]
-        expected = 2 * len(scores) * float(harm_between([target], [target + error]))
-        assert loss == pytest.approx(expected, rel=20 * size)
-    walk.close()
-
-
-def test_the_last_layer_is_fitted_to_the_class_probabilities():
-    """What it reads has drifted; no layer may be refitted by least squares."""
-    harms = {}
-    for outputs in ("values", "auto"):
-        found = classifier(outputs=outputs, ridges=(math.inf,))
-        plan = recover_in_sequence(found.calibration, found.sample, found.keep, found.start)
-        harms[outputs] = found.reference.harm(plan.weights)
-        unchanged = ["2.weight"] if outputs == "auto" else ["2.weight", "4.weight"]
-        for name in unchanged:
-            before = found.start.weights.get(name, found.calibration.parameters[name])
-            torch.testing.assert_close(plan.weights[name], before)
-    assert harms["auto"] < 0.97 * harms["values"]
-
-
-class Returning(nn.Module):
-    """Scores, and what else `form` says."""
-
-    def __init__(self, form):
-        super().__init__()
-        self.form, self.a, self.b = form, nn.Linear(6, 8), nn.Linear(8, 3)
-
-    def forward(self, x):
-        hidden = torch.relu(self.a(x))
-        scores = self.b(hidden)
-        return {"alone": scores, "twice": (scores, 2 * x), "cube": scores[:, None], "normal": scores.log_softmax(1)}[
-            self.form
-        ]
-
-
-@pytest.mark.parametrize(("form", "is_head"), [("alone", True), ("normal", True), ("twice", False), ("cube", False)])
-def test_only_a_last_layer_that_makes_all_that_is_returned_is_a_head(form, is_head):
-    with seeded(0):
-        found = bench(Returning(form).double().eval(), torch.randn(60, 6).double(), {"a": torch.arange(8) < 4})
-    joints = JointRefits(found.calibration, found.sample, found.keep, found.path, dict(found.start.weights))
-    assert [stretch.stop.consumer.name for stretch in joints.stretches] == (["b"] if is_head else [])
-
-
-def test_values_have_no_head():
-    found = zoo_bench("plain", seed=5, outputs="values")
-    assert not JointRefits(found.calibration, found.sample, found.keep, found.path, found.start.weights).stretches

@@ -149,7 +149,7 @@ def test_layers_before_the_first_that_is_touched_stay():
 
 
 def test_a_layer_is_fitted_by_least_squares_on_what_it_reads_in_the_pruned_network():
-    found = zoo_bench("plain", samples=60, seed=5, ridges=(0.0,), positions=None, outputs="values")
+    found = zoo_bench("plain", samples=60, seed=5, ridges=(0.0,), positions=None)
     plan = recovered(found)
     twin = masked(found.model, plan)
     masks, (seen,) = plan.keep, (found.sample.batches[place].args[0] for place in found.sample.seen)
@@ -187,7 +187,7 @@ def test_pruned_inputs_keep_zero_weights_and_sliced_equals_masked(name, joint):
 
 
 def test_with_an_infinite_ridge_alone_every_weight_stays_where_it_was():
-    found = zoo_bench("residual", seed=5, ridges=(math.inf,), outputs="values")
+    found = zoo_bench("residual", seed=5, ridges=(math.inf,))
     plan = recovered(found)
     for stop in found.path.stops:
         before = found.start.weights.get(stop.consumer.weight, found.calibration.parameters[stop.consumer.weight])
@@ -226,7 +226,7 @@ def test_recovery_in_sequence_harms_new_images_less_than_one_pass():
 
 
 def test_a_layer_with_too_many_inputs_is_left_as_it_is(monkeypatch):
-    found = zoo_bench("plain", seed=5, outputs="values")
+    found = zoo_bench("plain", seed=5)
     monkeypatch.setattr("recoup.sequence.refit.MOST_INPUTS", 0)
     plan = recovered(found)
     assert plan.weights.keys() == found.start.weights.keys()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,10 @@ from torch.func import functional_call
 
 from recoup.batches import Inputs, call_checked, tensors_in
 from recoup.structure.standalone import Standalone
+
+# Between which factors on class scores the best one is looked for, and by how many sections.
+GAINS = (0.5, 2.0)
+SECTIONS = 20
 
 
 class Reference:
@@ -36,6 +41,23 @@ class Reference:
             total += harm_between(expected, actual, self._kind).cpu() * len(expected[0])
         return float(total) / sum(len(expected[0]) for expected in self._expected)
 
+    def gain(self, tensors: Mapping[str, Tensor]) -> float:
+        """The factor on the class scores with which the harm is least, 1 where there are none.
+
+        The divergence is convex in the logarithm of probabilities, so a golden section finds it.
+        """
+        found = self._run(tensors)
+        pairs = list(zip(self._expected, found, strict=True))
+        if not all(_are_classes(expected, self._kind) for expected, _ in pairs):
+            return 1.0
+
+        def harm(factor: float) -> float:
+            parts = [float(_divergence(e[0], factor * a[0])) * len(e[0]) for e, a in pairs]
+            return sum(parts) / sum(len(e[0]) for e, _ in pairs)
+
+        best = golden_section(harm, *GAINS)
+        return best if harm(best) < harm(1.0) else 1.0
+
     def _run(self, tensors: Mapping[str, Tensor]) -> list[list[Tensor]]:
         changed = {name: value for name, value in tensors.items() if name in self._names}
         with torch.no_grad():
@@ -52,12 +74,41 @@ class Reference:
 
 def harm_between(expected: Sequence[Tensor], actual: Sequence[Tensor], kind: str = "auto") -> Tensor:
     """The harm in one batch, for all the outputs of two networks."""
-    are_classes = kind == "classes" or (kind == "auto" and len(expected) == 1 and expected[0].dim() == 2)
-    if are_classes and expected[0].dim() == 2 and expected[0].shape[1] > 1:
-        target, found = expected[0].double().log_softmax(dim=1), actual[0].double().log_softmax(dim=1)
-        return (target.exp() * (target - found)).sum(dim=1).mean()
+    if _are_classes(expected, kind):
+        return _divergence(expected[0], actual[0])
     errors = [_relative_error(a.double(), b.double()) for a, b in zip(expected, actual, strict=True)]
     return torch.stack(errors).mean()
+
+
+def _are_classes(outputs: Sequence[Tensor], kind: str) -> bool:
+    is_asked = kind == "classes" or (kind == "auto" and len(outputs) == 1)
+    return is_asked and outputs[0].dim() == 2 and outputs[0].shape[1] > 1
+
+
+def _divergence(expected: Tensor, actual: Tensor) -> Tensor:
+    target, found = expected.double().log_softmax(dim=1), actual.double().log_softmax(dim=1)
+    return (target.exp() * (target - found)).sum(dim=1).mean()
+
+
+def golden_section(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function with a single minimum has it.
+
+    >>> round(golden_section(lambda x: (x - 1.25) ** 2, 0.5, 2.0), 3)
+    1.25
+    """
+    ratio = (math.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = function(left), function(right)
+    for _ in range(SECTIONS):
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = function(right)
+    return (low + high) / 2
 
 
 def _relative_error(expected: Tensor, actual: Tensor) -> Tensor:

@@ -88,17 +88,18 @@ def allocator(
     progress: Progress = silent,
     *,
     timings: Mapping[str, Timing] | None = None,
+    levels: Sequence[float] = LEVELS,
 ) -> Allocator:
     """Measure the harm of every prunable group: runs of the network with that group alone cut and compensated.
 
-    A cost in seconds, of "latency", needs the `timings` of the network's operations.
+    It is cut to these `levels`. A cost in seconds, of "latency", needs the `timings` of the network's operations.
     """
     structure = calibration.structure
     widths = widths_for(calibration, rankings)
     compensator = Compensator(calibration)
     harms = {}
     for number, group in enumerate(structure.prunable, start=1):
-        harms[group.name] = _harm(group, rankings[group.name], widths, compensator, reference)
+        harms[group.name] = _harm(group, rankings[group.name], widths, compensator, reference, levels)
         progress("measure groups", number, len(structure.prunable))
     orders = {group.name: widths.order(group) for group in structure.prunable}
     return Allocator(widths, harms, _terms_of(of, model, calibration, orders, timings))
@@ -119,7 +120,14 @@ def _terms_of(
     return macs_terms(structure, orders) if of == "macs" else parameter_terms(structure, orders, traced.host(model))
 
 
-def _harm(group: Group, ranking: Ranking, widths: Widths, compensator: Compensator, reference: Reference) -> Harm:
+def _harm(
+    group: Group,
+    ranking: Ranking,
+    widths: Widths,
+    compensator: Compensator,
+    reference: Reference,
+    levels: Sequence[float],
+) -> Harm:
     if ranking.loss is None:
         raise UsageError(
             f"{group.name}: measured allocation needs a selector that knows the loss at every width, such as "
@@ -127,7 +135,7 @@ def _harm(group: Group, ranking: Ranking, widths: Widths, compensator: Compensat
         )
     staying = group.width - group.free
     measured = {}
-    for level in LEVELS:
+    for level in levels:
         count = staying + max(0 if staying else 1, round(level * group.free))
         keep = widths.cut(group, count, widths.structure.keep_all())
         measured[int(keep[group.channels].sum())] = reference.harm(compensator.weights(keep))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,18 +67,11 @@ class Part:
 
 
 class Adjustable:
-    """A stretch as a function of changes to its parts; `tensors` has theirs, whole. `scores` are those of classes."""
+    """A stretch as a function of changes to its parts; `tensors` has theirs, whole."""
 
     def __init__(
-        self,
-        cutter: Cutter,
-        walk: Lockstep,
-        stretch: Stretch,
-        parts: Sequence[Part],
-        tensors: Mapping[str, Tensor],
-        scores: Sequence[str] = (),
+        self, cutter: Cutter, walk: Lockstep, stretch: Stretch, parts: Sequence[Part], tensors: Mapping[str, Tensor]
     ) -> None:
-        self._scores = frozenset(scores)
         self._cutter, self._walk, self._stretch, self._parts = cutter, walk, stretch, parts
         self._whole = {name: tensors[name].detach() for part in parts for name in part.names}
         self._base = {name: cutter.tensor(name, value) for name, value in self._whole.items()}
@@ -105,17 +98,14 @@ class Adjustable:
         return agree({name: self._cutter.value(name, value) for name, value in whole.items()}, cut)
 
     def residual(self, passage: Passage) -> Residual:
-        """What leaves the stretch, less what should, as far as it matters: a function of the changes.
-
-        Relative to its spread; for class scores in a measure whose square is, for small errors, twice the divergence.
-        """
+        """What leaves the stretch, less what should, relative to its spread: a function of the changes."""
         entries = self._entries(passage)
         targets = {n: self._cutter.value(n, value) for n, value in passage.exits.items() if _is_real(value)}
-        measures = {n: _divergence(value) if n in self._scores else _relative(value) for n, value in targets.items()}
+        scales = {name: _spread(value) for name, value in targets.items()}
 
         def residual(changes: Parameters) -> Tensor:
             exits = self._run(entries, self._moved(changes))
-            return torch.cat([measure(exits[name] - targets[name]).flatten() for name, measure in measures.items()])
+            return torch.cat([((exits[name] - targets[name]) / scale).flatten() for name, scale in scales.items()])
 
         return residual
 
@@ -192,15 +182,7 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _relative(value: Tensor) -> Callable[[Tensor], Tensor]:
-    """Errors such that their sum of squares is the error relative to the value's variance, for one sample."""
+def _spread(value: Tensor) -> float:
+    """What makes the squared residual of a value its error relative to its variance, for one sample."""
     centred = value - (value.mean(dim=0, keepdim=True) if len(value) > 1 else value.mean())
-    spread = max(math.sqrt(float(centred.square().sum()) / max(1, len(value))), 1e-12)
-    return lambda error: error / spread
-
-
-def _divergence(scores: Tensor) -> Callable[[Tensor], Tensor]:
-    """Errors δ of class scores (n, classes) such that their squares add up to δ^T (diag p - p p^T) δ."""
-    probabilities = scores.softmax(dim=1)
-    roots = probabilities.sqrt()
-    return lambda error: roots * (error - (probabilities * error).sum(dim=1, keepdim=True))
+    return max(math.sqrt(float(centred.square().sum()) / max(1, len(value))), 1e-12)

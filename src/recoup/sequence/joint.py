@@ -4,9 +4,6 @@ Compensation changes the reader only; the channels that are left are those of th
 well is a least-squares problem with an activation in between: a few Gauss-Newton steps on a stretch of the network,
 from a maker to what follows the reader, towards what left that stretch in the original. Longer stretches let layers
 make up for each other. Held-out images choose among the steps, none included.
-
-The last layer is fitted once more, alone, to the class probabilities: what least squares lose of the scale of the
-scores hardly shows in their error, but it does in the probabilities.
 """
 
 from __future__ import annotations
@@ -24,11 +21,9 @@ from recoup.sequence.adjusting import Adjustable
 from recoup.sequence.cutting import Cutter
 from recoup.sequence.lockstep import Lockstep, Passage
 from recoup.sequence.parking import memory_of, work_of
-from recoup.sequence.stretches import head_stretch, parts_of, stretches_of
+from recoup.sequence.stretches import parts_of, stretches_of
 from recoup.structure.route import Route, Stop, Stretch
 
-# Gauss-Newton steps on the last layer alone, which are cheap.
-HEAD_STEPS = 4
 # Conjugate-gradient iterations of every Gauss-Newton step.
 ITERATIONS = 4
 # Images that take part in a joint refit: as many as have so many bytes of activations, and this many at least. Every
@@ -40,41 +35,25 @@ WORTHWHILE = 0.01
 
 
 class JointRefits:
-    """The stretches of a pruned network that can be refitted as a whole, and its head."""
+    """The stretches of a pruned network that can be refitted as a whole, by the stop they end at."""
 
     def __init__(
         self, calibration: Calibration, sample: Sample, keep: Tensor, path: Route, written: Mapping[str, Tensor]
     ) -> None:
         self._calibration, self._sample, settings = calibration, sample, calibration.settings
-        self._by_stop: dict[str, list[Stretch]] = {}
-        self._head = head_stretch(path, calibration.structure, settings.outputs) if path.is_pure else None
-        found = stretches_of(calibration, path, written, settings.span) if settings.joint and path.is_pure else {}
-        for stretch in [*found.values(), *([] if self._head is None else [self._head])]:
-            self._by_stop.setdefault(stretch.stop.node, []).append(stretch)
-        self._cutter = Cutter(calibration, keep, written) if self._by_stop else None
-
-    @property
-    def stretches(self) -> tuple[Stretch, ...]:
-        """All of them."""
-        return tuple(stretch for stretches in self._by_stop.values() for stretch in stretches)
+        is_wanted = settings.joint and path.is_pure
+        self.stretches = stretches_of(calibration, path, written, settings.span) if is_wanted else {}
+        self._cutter = Cutter(calibration, keep, written) if self.stretches else None
 
     def refit(self, walk: Lockstep, stop: Stop, written: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """New tensors of the stretches that end at a stop, written, as far as held-out images gain."""
-        found: dict[str, Tensor] = {}
-        for stretch in self._by_stop.get(stop.node, ()):
-            found |= self._refit(walk, stretch, {**written, **found})
-        return found
-
-    def _refit(self, walk: Lockstep, stretch: Stretch, written: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if not walk.drifts(stretch.stop) and stretch.stop.consumer.weight not in written:
-            return {}
-        work = self.adjustable(walk, stretch, written)
-        steps = HEAD_STEPS if stretch is self._head else self._calibration.settings.joint
+        """New tensors of the stretch that ends at a stop, written, if there is one and held-out images gain."""
+        stretch = self.stretches.get(stop.node)
+        work = None if stretch is None else self.adjustable(walk, stretch, written)
         changes = None
-        if work is not None:
+        if stretch is not None and work is not None:
             with contextlib.suppress(NotImplementedError):  # an operation without a derivative: it stays as it is
-                changes = refit_jointly(work, walk, stretch, self._sample, steps)
-        if work is None or changes is None:
+                changes = refit_jointly(work, walk, stretch, self._sample, self._calibration.settings.joint)
+        if stretch is None or work is None or changes is None:
             return {}
         changed = work.tensors(changes)
         walk.rewrite(stretch, changed)
@@ -86,8 +65,7 @@ class JointRefits:
             return None
         tensors = {**self._calibration.parameters, **written}
         parts = parts_of(self._calibration, stretch, tensors)
-        scores = self._head.exits if self._head is not None else ()
-        work = Adjustable(self._cutter, walk, stretch, parts, tensors, scores)
+        work = Adjustable(self._cutter, walk, stretch, parts, tensors)
         passages = walk.passages(stretch, self._sample.held[:1])
         return work if parts and all(work.is_sound(passage) for passage in passages) else None
 

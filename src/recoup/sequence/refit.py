@@ -39,7 +39,7 @@ def recover_in_sequence(
     written = {name: value.to(sample.device) for name, value in start.weights.items()}
     joints = JointRefits(calibration, sample, keep, path, written)
     recovery = dict(start.recovery)
-    walk = Lockstep(host, path, sample.batches, written, sample.device, stretches=joints.stretches)
+    walk = Lockstep(host, path, sample.batches, written, sample.device, stretches=tuple(joints.stretches.values()))
     try:
         for number, stop in enumerate(path.stops, start=1):
             if walk.drifts(stop) or stop.consumer.weight in written:

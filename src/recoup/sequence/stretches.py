@@ -8,7 +8,6 @@ from torch import Tensor
 
 from recoup.calibrate import Calibration
 from recoup.sequence.adjusting import Part
-from recoup.structure.groups import Structure
 from recoup.structure.ledger import Product
 from recoup.structure.route import Route, Stretch, stretch_before
 
@@ -36,19 +35,6 @@ def stretches_of(
         if is_known and stretch.exits:
             found[stop.node] = stretch
     return found
-
-
-def head_stretch(path: Route, structure: Structure, outputs: str) -> Stretch | None:
-    """The last layer alone, where class scores are all that it makes and all that the network returns."""
-    if not path.stops or outputs == "values":
-        return None
-    last = path.stops[-1]
-    stretch = stretch_before(path, structure, last, path.place(last.node))
-    returned = path.nodes[-1].all_input_nodes
-    if len(returned) != 1 or stretch.exits != (returned[0].name,):
-        return None
-    value = returned[0].meta.get("val")
-    return stretch if isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] > 1 else None
 
 
 def parts_of(calibration: Calibration, stretch: Stretch, tensors: Mapping[str, Tensor]) -> list[Part]:
