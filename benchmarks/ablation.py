@@ -39,7 +39,7 @@ from torch import Tensor
 
 import recoup
 from benchmarks.baselines import reestimated
-from benchmarks.networks import CIFAR_IMAGES, LITE0, Bench, add_arguments, check_places, open_bench
+from benchmarks.networks import CIFAR_IMAGES, LITE0, Bench, add_arguments, check_places, measure_all
 from benchmarks.paper import timed
 from benchmarks.rows import Case, Outcome, Plain, Row, Store, alike, mean, mean_and_values
 from benchmarks.stages import Prepared, fitting, prepare
@@ -99,9 +99,7 @@ VARIANTS = {
 def main() -> None:
     options = parse()
     store = Store(options.out, common_settings(options))
-    for network in options.networks:
-        for row in rows(network, store.waiting(cases(network, options)), options):
-            store.add(row)
+    measure_all(store, options, cases, rows)
     print(table(store.rows))
 
 
@@ -111,16 +109,10 @@ def cases(network: str, options: argparse.Namespace) -> list[Case]:
     return [Case(network, name, seed, share) for seed in range(options.seeds) for name in options.variants]
 
 
-def rows(network: str, waiting: Sequence[Case], options: argparse.Namespace) -> Iterator[Row]:
-    """The rows of all cases that wait, one by one as they are done."""
-    if not waiting:
-        return
-    bench = open_bench(network, options)
-    for seed in sorted({case.seed for case in waiting}):
-        base = prepare(bench.model, bench.calibration(seed), replace(find_preset("best"), seed=seed))
-        for case in waiting:
-            if case.seed == seed:
-                yield Row(case, outcome(bench, base, case))
+def rows(bench: Bench, seed: int, here: Sequence[Case], _: argparse.Namespace) -> Iterator[Row]:
+    """The rows of the cases of one calibration sample, one by one as they are done."""
+    base = prepare(bench.model, bench.calibration(seed), replace(find_preset("best"), seed=seed))
+    yield from (Row(case, outcome(bench, base, case)) for case in here)
 
 
 def outcome(bench: Bench, base: Prepared, case: Case) -> Outcome:

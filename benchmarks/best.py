@@ -35,7 +35,7 @@ from torch import nn
 
 import recoup
 from benchmarks.baselines import count_macs, prune_with_torch_pruning, reestimated
-from benchmarks.networks import CIFAR, CIFAR_IMAGES, Batches, Bench, add_arguments, check_places, open_bench
+from benchmarks.networks import CIFAR, CIFAR_IMAGES, Batches, Bench, add_arguments, check_places, measure_all
 from benchmarks.paper import timed
 from benchmarks.rows import Case, Outcome, Plain, Row, Store, alike, mean, mean_and_values
 from benchmarks.stages import Prepared, prepare
@@ -54,9 +54,7 @@ OUT = Path(__file__).parent / "results" / "best.json"
 def main() -> None:
     options = parse()
     store = Store(options.out, common_settings(options))
-    for network in options.networks:
-        for row in rows(network, store.waiting(cases(network, options)), options):
-            store.add(row)
+    measure_all(store, options, cases, rows)
     print(table(store.rows))
 
 
@@ -75,24 +73,19 @@ def cases(network: str, options: argparse.Namespace) -> list[Case]:
     ]
 
 
-def rows(network: str, waiting: Sequence[Case], options: argparse.Namespace) -> Iterator[Row]:
-    """The rows of all cases that wait, one by one as they are done."""
-    if not waiting:
-        return
-    bench = open_bench(network, options)
-    for seed in sorted({case.seed for case in waiting}):
-        batches = bench.calibration(seed)
-        settings = replace(find_preset("best"), seed=seed)
-        here = [case for case in waiting if case.seed == seed]
-        yield from rows_in_stages(bench, batches, settings, [case for case in here if case.method in OURS], options)
-        for case in here:
-            if case.method == PAPER:
-                yield Row(case, as_in_paper(bench, batches, case))
-            elif case.method == TOLERANCE:
-                yield Row(case, within_tolerance(bench, batches, settings, case))
-        for share in dict.fromkeys(case.share for case in here if case.method in (TORCH_PRUNING, WITH_BATCH_NORM)):
-            assert share is not None
-            yield from rows_of_torch_pruning(bench, batches, Case(network, TORCH_PRUNING, seed, share), share)
+def rows(bench: Bench, seed: int, here: Sequence[Case], options: argparse.Namespace) -> Iterator[Row]:
+    """The rows of the cases of one calibration sample, one by one as they are done."""
+    batches = bench.calibration(seed)
+    settings = replace(find_preset("best"), seed=seed)
+    yield from rows_in_stages(bench, batches, settings, [case for case in here if case.method in OURS], options)
+    for case in here:
+        if case.method == PAPER:
+            yield Row(case, as_in_paper(bench, batches, case))
+        elif case.method == TOLERANCE:
+            yield Row(case, within_tolerance(bench, batches, settings, case))
+    for share in dict.fromkeys(case.share for case in here if case.method in (TORCH_PRUNING, WITH_BATCH_NORM)):
+        assert share is not None
+        yield from rows_of_torch_pruning(bench, batches, Case(bench.network, TORCH_PRUNING, seed, share), share)
 
 
 def rows_in_stages(

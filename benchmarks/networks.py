@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import recoup
 from benchmarks import lite0
 from benchmarks.paper import device_name
-from benchmarks.rows import Outcome
+from benchmarks.rows import Case, Outcome, Row, Store
 from recoup.data import open_data
 from recoup.inputs import InputSpec
 from recoup.models import open_model
@@ -92,6 +92,23 @@ def open_bench(network: str, options: argparse.Namespace) -> Bench:
     bench = _lite0(options) if network == LITE0 else _cifar(network, options)
     recoup.trace(bench.model, bench.example)
     return bench
+
+
+def measure_all(
+    store: Store,
+    options: argparse.Namespace,
+    cases: Callable[[str, argparse.Namespace], list[Case]],
+    rows: Callable[[Bench, int, list[Case], argparse.Namespace], Iterable[Row]],
+) -> None:
+    """Put the rows of all cases that have none yet into the store: by network, then by calibration sample."""
+    for network in options.networks:
+        waiting = store.waiting(cases(network, options))
+        if not waiting:
+            continue
+        bench = open_bench(network, options)
+        for seed in sorted({case.seed for case in waiting}):
+            for row in rows(bench, seed, [case for case in waiting if case.seed == seed], options):
+                store.add(row)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

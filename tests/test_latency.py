@@ -15,6 +15,7 @@ from recoup.errors import BudgetError, UsageError
 from recoup.search.latency import RETRIES
 from recoup.settings import PRESETS, Budget, Settings
 from recoup.timing import network_seconds, operation_timings
+from tests.sequence.bench import Fixed
 from tests.test_methods import network_and_images
 from tests.timers import Work
 from tests.zoo import seeded
@@ -181,16 +182,5 @@ def test_the_published_search_knows_no_time(machine, settings):
 
 
 def test_a_graph_that_serves_one_batch_size_only_cannot_be_timed():
-    class Fixed(nn.Module):
-        """Runs other operations for another number of samples."""
-
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 4)
-
-        def forward(self, x):
-            maps = [self.b(torch.relu(self.a(image[None]))) for image in x]
-            return self.head(torch.cat(maps).mean((2, 3)))
-
     with pytest.raises(UsageError, match="needs to time single operations.* ask for a share of the MACs"):
         recoup.prune(Fixed().eval(), [torch.randn(40, 3, 8, 8)], budget=Budget(latency=0.5))

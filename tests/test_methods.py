@@ -18,6 +18,7 @@ from recoup.methods import Measured, Published, method_for
 from recoup.progress import silent
 from recoup.settings import PRESETS, Budget, Settings
 from recoup.structure.cost import cost
+from tests.sequence.bench import Fixed
 from tests.zoo import conv_bn, seeded
 
 PRESETS_BEYOND = pytest.mark.parametrize("preset", ["best", "fast"])
@@ -297,17 +298,6 @@ def test_the_settings_say_which_way(settings, refine, expected):
 
 
 def test_a_graph_that_serves_one_batch_size_only_is_pruned_the_published_way():
-    class Fixed(nn.Module):
-        """Runs other operations for another number of samples."""
-
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 4)
-
-        def forward(self, x):
-            maps = [self.b(torch.relu(self.a(image[None]))) for image in x]
-            return self.head(torch.cat(maps).mean((2, 3)))
-
     with seeded(0):
         model, images = Fixed().eval(), torch.randn(40, 3, 8, 8)
     with pytest.warns(UserWarning, match="widths are not measured and layers are refitted in one pass"):

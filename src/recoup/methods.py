@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recoup.algebra.selection import Ranking
 from recoup.batches import Stream, inputs_of
-from recoup.calibrate import calibrate
+from recoup.calibrate import Calibration, calibrate
 from recoup.errors import CaptureError, UsageError
 from recoup.goal import Goal
 from recoup.judging.harm import Reference
@@ -56,11 +56,7 @@ class Published:
 
     def decide(self, rankings: Mapping[str, Ranking]) -> tuple[Tensor, Search | None]:
         """The mask over all channels, and the search that found it, if there was one."""
-        if self._goal.budget is not None:
-            return fit_budget(self._model, self.seen, rankings, self._goal.budget), None
-        assert self._goal.tolerance is not None and self._goal.measure is not None
-        found = search(self._model, self.seen, rankings, self._goal.measure, self._goal.tolerance, self._progress)
-        return found.keep, found
+        return decide_as_published(self._model, self.seen, rankings, self._goal, self._progress)
 
     def recover(self, keep: Tensor) -> Chosen:
         """The plan that keeps `keep`."""
@@ -98,15 +94,9 @@ class Measured:
 
     def decide(self, rankings: Mapping[str, Ranking]) -> tuple[Tensor, Search | None]:
         """The mask over all channels, and the search that found it, if there was one."""
-        budget, is_published = self._goal.budget, self._goal.settings.search == "binary"
-        if budget is not None and (budget.of == "width" or is_published):
-            return fit_budget(self._model, self.seen, rankings, budget), None
-        if is_published:
-            assert self._goal.tolerance is not None and self._goal.measure is not None
-            searched = search(
-                self._model, self.seen, rankings, self._goal.measure, self._goal.tolerance, self._progress
-            )
-            return searched.keep, searched
+        budget = self._goal.budget
+        if self._goal.settings.search == "binary" or (budget is not None and budget.of == "width"):
+            return decide_as_published(self._model, self.seen, rankings, self._goal, self._progress)
         if budget is not None and budget.of == "latency":
             return self._within_time(rankings, budget), None
         of = "macs" if budget is None else budget.of
@@ -182,6 +172,17 @@ class Measured:
         images = self._goal.validation
         held = [self._sample.batches[place] for place in self._sample.held] if images is None else images
         return ByImages(self._model, held, self._goal.settings.confidence or EVEN_ODDS)
+
+
+def decide_as_published(
+    model: nn.Module, seen: Calibration, rankings: Mapping[str, Ranking], goal: Goal, progress: Progress
+) -> tuple[Tensor, Search | None]:
+    """The same share of every group for a budget, a binary search layer by layer for a tolerance."""
+    if goal.budget is not None:
+        return fit_budget(model, seen, rankings, goal.budget), None
+    assert goal.tolerance is not None and goal.measure is not None
+    found = search(model, seen, rankings, goal.measure, goal.tolerance, progress)
+    return found.keep, found
 
 
 def method_for(

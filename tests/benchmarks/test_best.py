@@ -1,16 +1,16 @@
 """Fixed shares of the MACs: the stages taken apart are those of `prune`, and rows become tables."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from benchmarks.baselines import count_macs
-from benchmarks.networks import Bench
-from benchmarks.rows import Case, Outcome, Row, Store
+from benchmarks.networks import Bench, measure_all
+from benchmarks.rows import Case, Outcome, Row, Store, case_of
 from benchmarks.stages import prepare
 
 import recoup
-from benchmarks import best
+from benchmarks import best, networks
 from recoup.errors import ModelError
 from recoup.settings import Budget, find_preset
 from tests import zoo
@@ -61,11 +61,13 @@ def test_a_row_is_what_the_preset_makes(preset):
 
 
 def test_every_method_makes_its_rows(monkeypatch):
-    monkeypatch.setattr(best, "open_bench", lambda network, options: bench())
+    monkeypatch.setattr(networks, "open_bench", lambda network, options: replace(bench(), network=network))
     monkeypatch.setattr(best, "prune_with_torch_pruning", lambda model, *_, **__: model)
     given = options("--networks", "resnet20", "--shares", "0.4", "--seeds", "2", "--refine", "0.1")
     waiting = best.cases("resnet20", given)
-    rows = list(best.rows("resnet20", waiting, given))
+    store = Store(None, {})
+    measure_all(store, given, best.cases, best.rows)
+    rows = [Row(case_of(row), Outcome(**{part.name: row[part.name] for part in fields(Outcome)})) for row in store.rows]
     assert {row.case.method for row in rows} == {*best.METHODS, best.WITH_BATCH_NORM}
     assert {row.case for row in rows} == set(waiting) and len(rows) == len(waiting) == 9
     for row in rows:
@@ -120,12 +122,15 @@ def test_a_tolerance_replaces_the_shares():
     assert found == [Case("vgg16", "tolerance", seed, None, 1.0) for seed in (0, 1)]
 
 
-def test_what_is_done_opens_no_network():
+def test_what_is_done_opens_no_network(monkeypatch):
+    monkeypatch.setattr(networks, "open_bench", lambda *_: pytest.fail("there is nothing to do"))
     given = options("--networks", "vgg16")
     store = Store(None, {})
     for case in best.cases("vgg16", given):
         store.add(Row(case, Outcome()))
-    assert list(best.rows("vgg16", store.waiting(best.cases("vgg16", given)), given)) == []
+    before = list(store.rows)
+    measure_all(store, given, best.cases, best.rows)
+    assert store.rows == before
 
 
 def test_places_have_to_be_said(capsys, monkeypatch):

@@ -70,6 +70,18 @@ class Written(nn.Module):
         return self.head((x + y).mean((2, 3)))
 
 
+class Fixed(nn.Module):
+    """Runs other operations for another number of samples: its graph serves one batch size only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [self.b(torch.relu(self.a(image[None]))) for image in x]
+        return self.head(torch.cat(maps).mean((2, 3)))
+
+
 def bench(model: nn.Module, batch: Any, keep: Any = None, seed: int = 3, **settings: Any) -> Bench:
     """`keep` is a mask over all channels, or one by group (those not named stay whole); drawn without it."""
     sample = sample_of(model, [batch])
