@@ -17,19 +17,20 @@ from recoup.goal import Goal
 from recoup.judging.harm import Reference
 from recoup.judging.judge import ByImages, ByMeasure, Judge
 from recoup.judging.sample import sample_of
-from recoup.progress import Progress
+from recoup.progress import Progress, silent
 from recoup.recover import Compensator
 from recoup.report.content import Score
 from recoup.search import (
+    NEAR,
+    ROUGH,
     Allocator,
     Latency,
     Search,
-    Trial,
     allocator,
-    bolder_share,
     fit_budget,
     keep_within,
     keep_within_time,
+    press_on,
     search,
     search_share,
 )
@@ -41,8 +42,6 @@ from recoup.variants import Chosen, Recoverer
 
 # The confidence at which the bound of a drop is the drop itself.
 EVEN_ODDS = 0.5
-# By how much joint refits lower a drop: a share that quick recovery takes so far beyond the tolerance is tried first.
-BOLDNESS = 1.4
 
 
 class Published:
@@ -141,28 +140,16 @@ class Measured:
         return timed.keep
 
     def _search(self, allocation: Allocator) -> Search:
-        """Quick recoveries find the share, full ones are measured again: a bolder share first if joint refits help."""
-        tolerance = self._goal.tolerance
+        """Quick recoveries find about which share can go; where layers are refitted jointly, full ones go further."""
+        tolerance, has_joint = self._goal.tolerance, self._goal.settings.joint > 0
         assert tolerance is not None
-        quick: dict[bytes, Chosen] = {}
-
-        def candidate(keep: Tensor) -> nn.Module:
-            quick[keep.numpy().tobytes()] = self._recoverer.plan(keep, quick=True)
-            return apply(self._model, quick[keep.numpy().tobytes()].plan)
-
-        found = search_share(allocation, candidate, self._judge, tolerance, self._progress)
-        self._chosen = quick.get(found.keep.numpy().tobytes())
-        bolder = bolder_share(found.trials, BOLDNESS * tolerance) if self._goal.settings.joint else None
-        keeps = [found.keep] if bolder is None else [allocation.keep(bolder), found.keep]
-        for keep in keeps if self._chosen is not None else ():
-            chosen = self._recoverer.plan(keep, self._progress)
-            verdict = self._judge(apply(self._model, chosen.plan))
-            trial = Trial(("all groups, in full",), allocation.share(keep), verdict.bound, tolerance)
-            found = replace(found, trials=(*found.trials, trial))
-            if trial.accepted:
-                self._chosen = chosen
-                return replace(found, keep=keep, drop=verdict.drop)
-        return found
+        quick = _Candidates(self._model, self._recoverer, is_quick=True)
+        full = _Candidates(self._model, self._recoverer, is_quick=False, progress=self._progress)
+        near = ROUGH if has_joint else NEAR
+        found = search_share(allocation, quick, self._judge, tolerance, self._progress, near)
+        pressed = press_on(allocation, full, self._judge, tolerance, found) if has_joint else found
+        self._chosen = (quick if pressed.keep is found.keep else full).chosen(pressed.keep)
+        return pressed
 
     @cached_property
     def _judge(self) -> Judge:
@@ -172,6 +159,22 @@ class Measured:
         images = self._goal.validation
         held = [self._sample.batches[place] for place in self._sample.held] if images is None else images
         return ByImages(self._model, held, self._goal.settings.confidence or EVEN_ODDS)
+
+
+class _Candidates:
+    """Smaller networks for masks, and the plans they were made by."""
+
+    def __init__(self, model: nn.Module, recoverer: Recoverer, is_quick: bool, progress: Progress = silent) -> None:
+        self._model, self._recoverer, self._is_quick, self._progress = model, recoverer, is_quick, progress
+        self._made: dict[bytes, Chosen] = {}
+
+    def __call__(self, keep: Tensor) -> nn.Module:
+        chosen = self._recoverer.plan(keep, self._progress, quick=self._is_quick)
+        self._made[keep.numpy().tobytes()] = chosen
+        return apply(self._model, chosen.plan)
+
+    def chosen(self, keep: Tensor) -> Chosen | None:
+        return self._made.get(keep.numpy().tobytes())
 
 
 def decide_as_published(

@@ -1,30 +1,16 @@
 import functools
-import math
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 import recoup
 from recoup.batches import Inputs
 from recoup.errors import BudgetError, UsageError
 from recoup.judging.harm import Reference
-from recoup.judging.judge import Verdict
 from recoup.recover import Compensator
 from recoup.search.allocation import harm_of
-from recoup.search.binary import Trial
-from recoup.search.measured import (
-    CANDIDATES,
-    NEAR,
-    Allocator,
-    Point,
-    allocator,
-    bolder_share,
-    keep_within,
-    meeting,
-    search_share,
-)
+from recoup.search.measured import Allocator, allocator, keep_within
 from recoup.settings import PRESETS, Budget
 from recoup.structure.cost import cost
 from tests.zoo import ZOO
@@ -153,136 +139,6 @@ def test_progress_is_told_of_every_group():
     told = []
     allocator(model, seen, recoup.select(seen), reference, "macs", lambda *step: told.append(step))
     assert told == [("measure groups", 1, 2), ("measure groups", 2, 2)]
-
-
-class KnownJudge:
-    """What is lost is a known function of the share that the mask costs."""
-
-    base = 90.0
-
-    def __init__(self, allocation, bound, slack=0.0):
-        self.allocation, self.bound, self.slack, self.asked = allocation, bound, slack, []
-
-    def __call__(self, candidate, /):
-        share = self.allocation.share(candidate.mask)
-        self.asked.append(share)
-        bound = self.bound(share)
-        return Verdict(self.base - bound + self.slack, bound - self.slack, bound)
-
-
-def masked(mask):
-    candidate = nn.Identity()
-    candidate.mask = mask
-    return candidate
-
-
-BOUNDS = {
-    "quadratic": lambda share: 10 * (1 - share) ** 2,
-    "linear": lambda share: 5 * (1 - share),
-    "steep": lambda share: 3 * (1 / share - 1),
-    "step": lambda share: 0.0 if share > 0.6 else 50.0,
-    "never": lambda share: 50.0,
-    "always": lambda share: 0.0,
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "tolerance", "near"),
-    [
-        ("quadratic", 0.5, 0.06),
-        ("quadratic", 1.5, 0.06),
-        ("linear", 1.5, 0.06),
-        ("steep", 1.5, 0.06),
-        ("step", 1.5, 0.15),
-    ],
-)
-def test_the_share_found_meets_the_tolerance_and_is_near_the_smallest_that_does(kind, tolerance, near):
-    allocation, bound = allocation_of("plain", width=24), BOUNDS[kind]
-    judge = KnownJudge(allocation, bound)
-    found = search_share(allocation, masked, judge, tolerance)
-    share = allocation.share(found.keep)
-    assert bound(share) < tolerance
-    shares = [allocation.least + n * (1 - allocation.least) / 1000 for n in range(1001)]
-    smallest = min(share for share in shares if bound(share) < tolerance)
-    assert share < smallest + near
-    assert len(judge.asked) <= CANDIDATES
-
-
-def test_every_trial_is_recorded_and_the_last_that_passed_is_kept():
-    allocation = allocation_of("plain", width=24)
-    judge = KnownJudge(allocation, BOUNDS["quadratic"], slack=0.25)
-    found = search_share(allocation, masked, judge, 2.0)
-    assert [trial.drop for trial in found.trials] == [
-        pytest.approx(BOUNDS["quadratic"](share)) for share in judge.asked
-    ]
-    assert all(trial.groups == ("all groups",) and trial.allowed == 2.0 for trial in found.trials)
-    assert {trial.accepted for trial in found.trials} == {True, False}
-    smallest = min(trial.share for trial in found.trials if trial.accepted)
-    assert torch.equal(found.keep, allocation.keep(smallest))
-    assert found.base == 90.0
-    assert found.drop == pytest.approx(BOUNDS["quadratic"](allocation.share(found.keep)) - 0.25)
-
-
-def test_where_no_share_passes_everything_stays():
-    allocation = allocation_of("plain", width=24)
-    found = search_share(allocation, masked, KnownJudge(allocation, BOUNDS["never"]), 1.0)
-    assert bool(found.keep.all())
-    assert found.drop == 0.0
-    assert not any(trial.accepted for trial in found.trials)
-
-
-def test_where_every_share_passes_the_search_ends_near_the_least():
-    allocation = allocation_of("plain", width=24)
-    found = search_share(allocation, masked, KnownJudge(allocation, BOUNDS["always"]), 1.0)
-    assert allocation.share(found.keep) < allocation.least + 2 * NEAR
-    assert all(trial.accepted for trial in found.trials)
-
-
-def test_a_bound_equal_to_the_tolerance_is_too_much():
-    allocation = allocation_of("plain", width=24)
-    found = search_share(allocation, masked, KnownJudge(allocation, lambda share: 1.0), 1.0)
-    assert bool(found.keep.all())
-
-
-def test_the_next_share_lies_where_the_root_of_the_bound_would_meet_the_level():
-    """(1 - share)² · 16 is 4 at a half, given it at 1 and at 0.25."""
-    assert meeting(Point(1.0, 0.0), Point(0.25, 9.0), 4.0) == pytest.approx(0.5)
-    assert meeting(Point(0.8, 1.0), Point(0.4, 4.0), 2.25) == pytest.approx(0.6)
-
-
-def test_the_next_share_is_not_too_close_to_one_that_is_known():
-    assert meeting(Point(1.0, 0.0), Point(0.0, 1e6), 1.0) == pytest.approx(0.85)
-    assert meeting(Point(1.0, 0.0), Point(0.0, 1.0), 0.999) == pytest.approx(0.15)
-    assert meeting(Point(1.0, -1.0), Point(0.0, 1.0), 0.25) == pytest.approx(0.5)
-
-
-def test_while_nothing_has_failed_the_next_share_is_in_the_middle():
-    assert meeting(Point(0.8, 0.1), Point(0.2, math.inf), 1.0) == pytest.approx(0.5)
-
-
-def trial(share, drop, allowed=1.0):
-    return Trial(("all groups",), share, drop, allowed)
-
-
-def test_a_bolder_share_lies_between_the_trials_around_its_level():
-    trials = (trial(0.6, 4.0), trial(0.8, 1.0), trial(0.4, 9.0))
-    assert bolder_share(trials, 2.25) == pytest.approx(0.7)
-    assert bolder_share(trials, 6.25) == pytest.approx(0.5)
-    assert bolder_share((trial(0.5, 4.0),), 1.0) == pytest.approx(0.75)  # from the whole network, which loses nothing
-
-
-def test_without_a_trial_beyond_its_level_there_is_no_bolder_share():
-    assert bolder_share((trial(0.6, 0.5), trial(0.4, 0.9)), 1.4) is None
-    assert bolder_share((), 1.4) is None
-
-
-def test_a_trial_that_failed_above_one_that_passed_is_not_beyond():
-    """Noise: 0.7 lost more than 0.5."""
-    trials = (trial(0.7, 3.0), trial(0.5, 0.5))
-    assert bolder_share(trials, 1.0) is None
-    assert bolder_share((*trials, trial(0.3, 4.5)), 2.0) == pytest.approx(
-        0.5 - 0.2 * (2**0.5 - 0.5**0.5) / (4.5**0.5 - 0.5**0.5)
-    )
 
 
 def test_an_allocator_can_be_made_of_known_parts():

@@ -131,7 +131,9 @@ setting_options = combined(
     click.option(
         "--confidence", metavar="C", type=float, help="That the tolerance holds on other images, such as 0.95."
     ),
-    click.option("--refine", metavar="S", type=float, default=0.0, help="Seconds of gradient steps at the end, without labels."),
+    click.option(
+        "--refine", metavar="S", type=float, default=0.0, help="Seconds of gradient steps at the end, no labels."
+    ),
     click.option("--multiple-of", metavar="N", type=int, help="Keep widths to multiples of N, such as 8."),
     click.option("--keep-class", is_flag=True, help="Lock what the model's class cannot hold; no standalone graph."),
 )

@@ -1,10 +1,9 @@
-"""Measured allocation on a network: the harm each group does, the widths for a budget, the budget for a tolerance."""
+"""Measured allocation on a network: the harm each group does, and the widths for a share of the cost."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -12,11 +11,9 @@ from recoup.algebra.selection import Ranking
 from recoup.calibrate import Calibration
 from recoup.errors import BudgetError, UsageError
 from recoup.judging.harm import Reference
-from recoup.judging.judge import Judge
 from recoup.progress import Progress, silent
 from recoup.recover import Compensator
 from recoup.search.allocation import Harm, allocate, harm_of
-from recoup.search.binary import Search, Trial
 from recoup.search.budget import widths_for
 from recoup.search.widths import Widths
 from recoup.settings import Budget
@@ -26,9 +23,6 @@ from recoup.structure.terms import Terms, Timing, latency_terms, macs_terms, par
 # The shares of a group's channels that are kept when its harm is measured. Harm grows evenly while errors are small and
 # much faster when the network falls apart: one measurement cannot tell where that begins.
 LEVELS = (0.75, 0.25)
-# Candidates that are recovered and measured on the way to a tolerance, and the share of the cost that is near enough.
-CANDIDATES = 6
-NEAR = 0.02
 # A cost is a sum of products in floating point.
 ROUNDING = 1e-9
 # Why something is left when everything is cut, where it is not only what is locked.
@@ -161,59 +155,3 @@ def keep_within(allocation: Allocator, budget: Budget) -> Tensor:
             f"{allocation.share(keep):.1%} remain. Allow more, or smaller multiples."
         )
     return keep
-
-
-def search_share(
-    allocation: Allocator,
-    candidate: Callable[[Tensor], nn.Module],
-    judge: Judge,
-    tolerance: float,
-    progress: Progress = silent,
-) -> Search:
-    """The smallest share of the cost whose candidate stays within the tolerance, with the judge's bound.
-
-    The next share to try lies where the bound would meet the tolerance if its root grew evenly between the nearest
-    candidates that passed and failed; after two that came out alike it is the middle.
-    """
-    whole = allocation.widths.structure.keep_all()
-    passed, failed = Point(1.0, 0.0), Point(allocation.least, math.inf)
-    found = Search(whole, judge.base, 0.0, ())
-    for number in range(1, CANDIDATES + 1):
-        if passed.share - failed.share < NEAR:
-            break
-        is_stuck = len(found.trials) > 1 and found.trials[-1].accepted == found.trials[-2].accepted
-        share = (passed.share + failed.share) / 2 if is_stuck else meeting(passed, failed, tolerance)
-        keep = allocation.keep(share)
-        verdict = judge(candidate(keep))
-        trials = (*found.trials, Trial(("all groups",), share, verdict.bound, tolerance))
-        if verdict.bound < tolerance:
-            passed, found = Point(share, verdict.bound), Search(keep, judge.base, verdict.drop, trials)
-        else:
-            failed, found = Point(share, verdict.bound), replace(found, trials=trials)
-        progress("search", number, CANDIDATES)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A share of the cost, and the points that may be lost there."""
-
-    share: float
-    bound: float
-
-
-def meeting(passed: Point, failed: Point, level: float) -> float:
-    """The share between two points at which the bound would be `level`; not too close to either."""
-    if not math.isfinite(failed.bound):
-        return (passed.share + failed.share) / 2
-    start, end = math.sqrt(max(passed.bound, 0.0)), math.sqrt(max(failed.bound, 0.0))
-    position = (math.sqrt(level) - start) / max(end - start, 1e-9)
-    return passed.share - (passed.share - failed.share) * min(max(position, 0.15), 0.85)
-
-
-def bolder_share(trials: Sequence[Trial], level: float) -> float | None:
-    """The share at which the bound would reach `level`, by the trials on both sides of it; None if none is beyond."""
-    points = sorted((Point(trial.share, trial.drop) for trial in trials), key=lambda point: -point.share)
-    below = [point for point in (Point(1.0, 0.0), *points) if point.bound < level]
-    beyond = [point for point in points if point.bound >= level and point.share < below[-1].share]
-    return meeting(below[-1], beyond[0], level) if beyond else None
