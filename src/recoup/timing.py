@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 from torch._prims_common import suggest_memory_format
-from torch.fx._pytree import tree_flatten_spec
 
 from recoup.batches import Inputs, device_of, tensors_in
 from recoup.evaluate import evaluating
@@ -21,7 +20,7 @@ from recoup.structure.groups import Structure
 from recoup.structure.ledger import Product
 from recoup.structure.operations import writes
 from recoup.structure.route import route
-from recoup.structure.standalone import Standalone
+from recoup.structure.standalone import Standalone, entering
 from recoup.structure.terms import Timing
 
 # Seconds that one call of `run` takes on a device.
@@ -71,7 +70,8 @@ def operation_timings(
     last_uses: dict[str, list[str]] = {}
     for value, reader in way.last_uses().items():
         last_uses.setdefault(reader, []).append(value)
-    values = _entering(host, inputs.to(device).map(Tensor.clone))
+    inputs = inputs.to(device).map(Tensor.clone)
+    values = entering(host, inputs.args, inputs.kwargs)
     timings = {}
     with evaluating(host):
         for node in way.nodes:
@@ -141,14 +141,6 @@ class _Call:
         if not writes(self._node):
             return self.run()
         return self.run({id(value): value.clone() for value in tensors_in([*self._args, *self._kwargs.values()])})
-
-
-def _entering(host: Standalone, inputs: Inputs) -> dict[str, Any]:
-    """The arguments of the network by the names they have in its graph."""
-    places = [node.name for node in host.graph.nodes if node.op == "placeholder"]
-    form = host.graph._codegen.pytree_info.in_spec  # type: ignore[attr-defined]  # a standalone form has one
-    given = tree_flatten_spec((list(inputs.args), dict(inputs.kwargs)), form)
-    return dict(zip(places, given, strict=True))
 
 
 def _part(tensor: Tensor, dim: int, size: int) -> Tensor:

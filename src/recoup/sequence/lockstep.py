@@ -14,14 +14,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
-from torch.fx._pytree import tree_flatten_spec
 
 from recoup.algebra.patches import Window
 from recoup.batches import Inputs, tensors_in
 from recoup.observe import layer_call, read_by
 from recoup.sequence.parking import Parking, memory_of
 from recoup.structure.route import Route, Stop, Stretch, drifting
-from recoup.structure.standalone import Standalone
+from recoup.structure.standalone import Standalone, entering
 
 Values: TypeAlias = dict[str, Any]
 
@@ -188,10 +187,7 @@ class Lockstep:
 
     def entering(self, inputs: Inputs) -> Values:
         """The arguments of the network by the names they have in its graph."""
-        places = [node for node in self._route.nodes if node.op == "placeholder"]
-        form = self._host.graph._codegen.pytree_info.in_spec  # type: ignore[attr-defined]  # a standalone form has one
-        given = tree_flatten_spec((list(inputs.args), dict(inputs.kwargs)), form)
-        return {node.name: value for node, value in zip(places, given, strict=True)}
+        return entering(self._host, inputs.args, inputs.kwargs)
 
     def _start(self, inputs: Inputs) -> _Batch:
         batch = _Batch(self.entering(inputs))

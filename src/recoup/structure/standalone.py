@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx._pytree import tree_flatten_spec
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 
 from recoup.errors import CaptureError
@@ -42,6 +43,13 @@ def standalone(plan: GraphPlan, tensors: Mapping[str, Tensor]) -> Standalone:
             "standalone graph cannot hold. Prune with keep_class=True, or take the region out."
         )
     return Standalone({name: held[name] for name in used}, graph, class_name="Standalone")
+
+
+def entering(host: Standalone, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names they have in the graph."""
+    places = [node.name for node in host.graph.nodes if node.op == "placeholder"]
+    form = host.graph._codegen.pytree_info.in_spec  # type: ignore[attr-defined]  # a standalone form has one
+    return dict(zip(places, tree_flatten_spec((list(args), dict(kwargs)), form), strict=True))
 
 
 def graph_plan(
