@@ -90,6 +90,23 @@ def test_a_network_that_writes_into_what_others_read_is_left_alone():
     assert refined(found, 5.0) is found.start
 
 
+def test_a_network_whose_layers_are_all_called_twice_is_left_alone():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 5)
+
+        def forward(self, x):
+            for _ in range(2):
+                x = self.b(torch.tanh(self.a(x)))
+            return x
+
+    with seeded(0):
+        found = bench(Twice().double().eval(), torch.randn(60, 5).double(), {"a": torch.arange(8) < 4})
+    assert not found.path.stops and found.start.weights
+    assert refined(found, 5.0) is found.start
+
+
 def test_progress_is_told_in_hundredths():
     told = []
     refined(chain(), 0.5, progress=lambda *step: told.append(step))

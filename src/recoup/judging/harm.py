@@ -36,27 +36,28 @@ class Reference:
 
     def harm(self, tensors: Mapping[str, Tensor]) -> float:
         """The harm of running the network with other tensors."""
-        total = torch.zeros((), dtype=torch.float64)
-        for expected, actual in zip(self._expected, self._run(tensors), strict=True):
-            total += harm_between(expected, actual, self._kind).cpu() * len(expected[0])
-        return float(total) / sum(len(expected[0]) for expected in self._expected)
+        return self._mean(self._run(tensors), lambda expected, actual: harm_between(expected, actual, self._kind))
 
     def gain(self, tensors: Mapping[str, Tensor]) -> float:
         """The factor on the class scores with which the harm is least, 1 where there are none.
 
-        The divergence is convex in the logarithm of probabilities, so a golden section finds it.
+        The divergence is convex in that factor, so a golden section finds it.
         """
-        found = self._run(tensors)
-        pairs = list(zip(self._expected, found, strict=True))
-        if not all(_are_classes(expected, self._kind) for expected, _ in pairs):
+        if not all(_are_classes(expected, self._kind) for expected in self._expected):
             return 1.0
+        found = self._run(tensors)
 
         def harm(factor: float) -> float:
-            parts = [float(_divergence(e[0], factor * a[0])) * len(e[0]) for e, a in pairs]
-            return sum(parts) / sum(len(e[0]) for e, _ in pairs)
+            return self._mean(found, lambda expected, actual: _divergence(expected[0], factor * actual[0]))
 
         best = golden_section(harm, *GAINS)
         return best if harm(best) < harm(1.0) else 1.0
+
+    def _mean(self, found: Sequence[list[Tensor]], between: Callable[[list[Tensor], list[Tensor]], Tensor]) -> float:
+        """The mean over all samples of what lies between the expected outputs of a batch and those found."""
+        sizes = [len(expected[0]) for expected in self._expected]
+        parts = [between(*pair).cpu() * size for *pair, size in zip(self._expected, found, sizes, strict=True)]
+        return float(torch.stack(parts).sum()) / sum(sizes)
 
     def _run(self, tensors: Mapping[str, Tensor]) -> list[list[Tensor]]:
         changed = {name: value for name, value in tensors.items() if name in self._names}

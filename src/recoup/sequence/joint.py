@@ -8,7 +8,6 @@ make up for each other. Held-out images choose among the steps, none included.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -49,14 +48,15 @@ class JointRefits:
         """New tensors of the stretch that ends at a stop, written, if there is one and held-out images gain."""
         stretch = self.stretches.get(stop.node)
         work = None if stretch is None else self.adjustable(walk, stretch, written)
-        changes = None
-        if stretch is not None and work is not None:
-            with contextlib.suppress(NotImplementedError):  # an operation without a derivative: it stays as it is
-                changes = refit_jointly(work, walk, stretch, self._sample, self._calibration.settings.joint)
-        if stretch is None or work is None or changes is None:
+        if stretch is None or work is None:
             return {}
-        changed = work.tensors(changes)
-        walk.rewrite(stretch, changed)
+        try:
+            changes = refit_jointly(work, walk, stretch, self._sample, self._calibration.settings.joint)
+        except NotImplementedError:  # an operation without a derivative
+            return {}
+        changed = {} if changes is None else work.tensors(changes)
+        if changed:
+            walk.rewrite(stretch, changed)
         return changed
 
     def adjustable(self, walk: Lockstep, stretch: Stretch, written: Mapping[str, Tensor]) -> Adjustable | None:

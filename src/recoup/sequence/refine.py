@@ -39,10 +39,12 @@ def refine(
     """The plan after about `seconds` of refinement; the plan itself where the smaller network cannot be run."""
     host = calibration.traced.standalone.host
     path = route(host.graph, calibration.structure)
+    if not path.is_pure or not path.stops:
+        return start
     written = {name: value.to(sample.device) for name, value in start.weights.items()}
     tensors = {**calibration.parameters, **written}
     stretch, cutter = whole_stretch(path, calibration.structure), Cutter(calibration, keep, written)
-    if not path.is_pure or not cutter.runs(stretch):
+    if not cutter.runs(stretch):
         return start
     original, pruned = (Lockstep(host, path, (), values, sample.device) for values in ({}, written))
     work = Adjustable(cutter, pruned, stretch, parts_of(calibration, stretch, tensors), tensors)
