@@ -9,7 +9,8 @@
 
 A whole update of A per step would be bound by memory traffic. Updates are therefore collected in a panel,
 A = A₀ - U U^T and B = B₀ - U T, and only what scores need, the diagonal blocks of A and of B B^T, is kept current;
-a full panel is applied at once by matrix products. Slow twin: `greedy_by_brute_force` in tests/oracles.py.
+a full panel is applied at once by matrix products. What is not filled yet of a panel is zero: every step is the same
+operations on the same tensors, so that a GPU can replay it. Slow twin: `greedy_by_brute_force` in tests/oracles.py.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ class Elimination:
         self._missing = torch.diag_embed(1 - self._present)
         r = rows.shape[1]
         self._identity = torch.eye(r, dtype=A.dtype, device=A.device).expand(len(rows), r, r)
-        self._inverse_lower = self._identity
+        self._inverse_lower = torch.zeros_like(self._pairs)
         self._U = A.new_zeros(A.shape[0], max(PANEL, r))
         self._T = B.new_zeros(max(PANEL, r), B.shape[1])
+        self._next = torch.arange(r, device=A.device)  # columns of U, rows of T, that are filled next
         self._filled = 0
         self._blocks, self._energies = self._fresh_blocks()
         self._scale = self._blocks.diagonal(dim1=1, dim2=2).clone()
@@ -50,22 +52,29 @@ class Elimination:
         left = (lower.diagonal(dim1=1, dim2=2).square() / self._scale).amin(dim=1)
         usable = definite & (left > self._singular)
         # r is small: one inverse of the factors serves the scores now and the update of the channel that is taken.
-        self._inverse_lower = torch.linalg.solve_triangular(lower, self._identity, upper=False)
+        self._inverse_lower.copy_(torch.linalg.solve_triangular(lower, self._identity, upper=False))
         inverse = self._inverse_lower.mT @ self._inverse_lower
         return torch.where(usable, (inverse * self._energies).sum(dim=(1, 2)).clamp(min=0), torch.nan)
 
-    def take(self, channel: int) -> None:
-        """Eliminate a channel that `scores` has just found usable."""
-        rows, present = self._rows[channel], self._present[channel]
-        inverse_lower = self._inverse_lower[channel] * present
-        U, T = self._U[:, : self._filled], self._T[: self._filled]
+    def take(self, channel: Tensor, usable: Tensor) -> None:
+        """Eliminate a channel (1,), if `scores` has just found it usable (); `settle` comes next."""
+        rows, present, inverse_lower = (
+            table.index_select(0, channel)[0] for table in (self._rows, self._present, self._inverse_lower)
+        )
+        inverse_lower = torch.where(usable, inverse_lower * present, 0)
+        U, T = self._U, self._T
         u = (self._A[:, rows] - U @ U[rows].T) @ inverse_lower.T
         t = inverse_lower @ (self._B[rows] - U[rows] @ T)
         self._update_blocks(u, t)
-        end = self._filled + len(rows)
-        self._U[:, self._filled : end], self._T[self._filled : end] = u, t
-        self._filled = end
-        if end + len(rows) > self._U.shape[1]:
+        U.index_copy_(1, self._next, u)
+        T.index_copy_(0, self._next, t)
+        self._next += len(rows)
+
+    def settle(self) -> None:
+        """Apply the panel if the next channel would not find room there."""
+        r = self._rows.shape[1]
+        self._filled += r
+        if self._filled + r > self._U.shape[1]:
             self._apply_panel()
 
     def take_rows(self, rows: Tensor, name: str) -> None:
@@ -77,22 +86,28 @@ class Elimination:
         t = torch.linalg.solve_triangular(factor.lower, self._B[rows], upper=False)
         self._A -= u @ u.T
         self._B -= u @ t
-        self._blocks, self._energies = self._fresh_blocks()
+        self._refresh_blocks()
 
     def _update_blocks(self, u: Tensor, t: Tensor) -> None:
-        U, T = self._U[:, : self._filled], self._T[: self._filled]
-        cross = self._B @ t.T - U @ (T @ t.T)  # B t^T before the update (d, r)
+        cross = self._B @ t.T - self._U @ (self._T @ t.T)  # B t^T before the update (d, r)
         u_of, cross_of = u[self._rows] * self._present[:, :, None], cross[self._rows] * self._present[:, :, None]
         mixed = cross_of @ u_of.mT
-        self._blocks = self._blocks - u_of @ u_of.mT
-        self._energies = self._energies - mixed - mixed.mT + u_of @ (t @ t.T) @ u_of.mT
+        self._blocks -= u_of @ u_of.mT
+        self._energies += u_of @ (t @ t.T) @ u_of.mT - mixed - mixed.mT
 
     def _apply_panel(self) -> None:
-        U, T = self._U[:, : self._filled], self._T[: self._filled]
-        self._A.addmm_(U, U.T, alpha=-1)
-        self._B.addmm_(U, T, alpha=-1)
+        self._A.addmm_(self._U, self._U.T, alpha=-1)
+        self._B.addmm_(self._U, self._T, alpha=-1)
+        self._U.zero_()
+        self._T.zero_()
+        self._next -= self._filled
         self._filled = 0
-        self._blocks, self._energies = self._fresh_blocks()
+        self._refresh_blocks()
+
+    def _refresh_blocks(self) -> None:
+        blocks, energies = self._fresh_blocks()
+        self._blocks.copy_(blocks)
+        self._energies.copy_(energies)
 
     def _fresh_blocks(self) -> tuple[Tensor, Tensor]:
         """Diagonal blocks of A and of B B^T from scratch, so that rounding does not pile up over the whole order."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from recoup.algebra.linalg import add_ridge, factorise, live_rows, narrow_factor
 from recoup.algebra.selection.elimination import Elimination, rows_by_channel
 from recoup.algebra.selection.problem import Layer, Problem, Ranking
+from recoup.replay import Replay, Values
 
 # Stands for the score of a channel that no layer can use: below every real one, above those already taken.
 UNUSABLE = torch.finfo(torch.float64).min
@@ -40,22 +41,32 @@ def backward(problem: Problem) -> Ranking:
 
 def _sweep(prepared: list[tuple[Elimination, float]], problem: Problem, *, sign: int) -> tuple[Tensor, Tensor]:
     """Free channels in the order they were taken (largest `sign` · score first), and the score of each."""
-    undecided = problem.free.clone()
-    order, taken = [], []
-    for _ in range(int(problem.free.sum())):
+    undecided, count = problem.free.clone(), int(problem.free.sum())
+    order = torch.zeros(count, dtype=torch.long, device=problem.device)
+    taken = torch.zeros(count, dtype=torch.float64, device=problem.device)
+    place = torch.zeros(1, dtype=torch.long, device=problem.device)
+
+    eliminations = [elimination for elimination, _ in prepared]
+
+    def step(_: Values) -> None:
         scores = torch.stack([elimination.scores() / scale for elimination, scale in prepared])
-        total = scores.nan_to_num(0.0).sum(dim=0)
-        value = torch.where(scores.isnan().all(dim=0), UNUSABLE, sign * total)
-        channel = int(torch.where(undecided, value, -torch.inf).argmax())
-        usable = scores[:, channel].isfinite().tolist()
-        order.append(channel)
-        taken.append(total[channel])
-        undecided[channel] = False
-        for (elimination, _), can_take in zip(prepared, usable, strict=True):
-            if can_take:
-                elimination.take(channel)
-    scores_taken = torch.stack(taken) if taken else torch.zeros(0, dtype=torch.float64, device=problem.device)
-    return torch.tensor(order, dtype=torch.long, device=problem.device), scores_taken
+        usable = scores.isfinite()
+        total = torch.where(usable, scores, 0).sum(dim=0)
+        value = torch.where(usable.any(dim=0), sign * total, UNUSABLE)
+        channel = torch.where(undecided, value, -torch.inf).argmax(dim=0, keepdim=True)
+        order.index_copy_(0, place, channel)
+        taken.index_copy_(0, place, total.index_select(0, channel))
+        undecided.index_fill_(0, channel, False)
+        place.add_(1)
+        for elimination, can_take in zip(eliminations, usable.index_select(1, channel), strict=True):
+            elimination.take(channel, can_take)
+
+    replay = Replay(step, problem.device)
+    for _ in range(count):
+        replay()
+        for elimination in eliminations:
+            elimination.settle()
+    return order, taken
 
 
 def _prepare_forward(layer: Layer, problem: Problem) -> tuple[Elimination, float]:

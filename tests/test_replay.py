@@ -1,0 +1,80 @@
+import pytest
+import torch
+
+from recoup.replay import REHEARSALS, Replay
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+CALLS = REHEARSALS + 4
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return torch.device(request.param)
+
+
+def adding(total):
+    def step(values):
+        total.add_(values["x"].sum() * values["factor"])
+
+    return step
+
+
+def test_every_call_runs_the_step_once_on_its_own_values(device):
+    total = torch.zeros((), device=device)
+    replay = Replay(adding(total), device)
+    for number in range(CALLS):
+        replay({"x": torch.full((3,), float(number), device=device), "factor": 2})
+    assert float(total) == 6 * sum(range(CALLS))
+
+
+def test_a_step_may_have_no_values(device):
+    count = torch.zeros((), device=device)
+    replay = Replay(lambda _: count.add_(1), device)
+    for _ in range(CALLS):
+        replay()
+    assert int(count) == CALLS
+
+
+@pytest.mark.parametrize("other", [{"x": torch.ones(5), "factor": 2}, {"x": torch.ones(3), "factor": 5}])
+def test_values_unlike_the_recorded_ones_are_not_taken_for_them(device, other):
+    total = torch.zeros((), device=device)
+    replay = Replay(adding(total), device)
+    for _ in range(CALLS):
+        replay({"x": torch.ones(3, device=device), "factor": 2})
+    before = float(total)
+    replay({"x": other["x"].to(device), "factor": other["factor"]})
+    assert float(total) - before == len(other["x"]) * other["factor"]
+
+
+def test_a_step_that_waits_for_the_device_is_run_as_it_is(device):
+    total, seen = torch.zeros((), device=device), []
+
+    def step(values):
+        seen.append(float(values["x"]))
+        total.add_(values["x"])
+
+    replay = Replay(step, device)
+    for number in range(CALLS):
+        replay({"x": torch.tensor(float(number), device=device)})
+    assert float(total) == sum(range(CALLS))
+    assert seen == [float(number) for number in range(CALLS)]
+
+
+def test_gradient_steps_are_the_same_as_without(device):
+    torch.manual_seed(0)
+    target = torch.randn(4, device=device)
+    found = []
+    for wrap in (lambda step: lambda values: step(values), lambda step: Replay(step, device)):
+        weight = torch.zeros(4, device=device, requires_grad=True)
+        optimiser = torch.optim.Adam([weight], lr=torch.tensor(0.1, device=device), capturable=device.type == "cuda")
+
+        def step(values, weight=weight, optimiser=optimiser):
+            optimiser.zero_grad()
+            ((weight - target) * values["x"]).square().sum().backward()
+            optimiser.step()
+
+        run = wrap(step)
+        for number in range(CALLS):
+            run({"x": torch.tensor(1.0 + number, device=device)})
+        found.append(weight.detach().clone())
+    torch.testing.assert_close(*found)
