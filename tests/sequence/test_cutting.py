@@ -49,7 +49,7 @@ def test_a_cut_stretch_computes_what_the_whole_one_does(name):
         (passage,) = walk.passages(stretch, [0])
         whole = walk.run(stretch, passage.entries, {})
         entries = {key: cutter.value(key, value) for key, value in passage.entries.items()}
-        cut = cutter.run(stretch, entries, walk.stored, {})
+        cut = cutter.run(stretch, entries, cutter.tensors(stretch, walk.stored))
         for key, value in cut.items():
             torch.testing.assert_close(value, cutter.value(key, whole[key]), rtol=1e-9, atol=1e-9)
     walk.close()

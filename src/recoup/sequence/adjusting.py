@@ -67,7 +67,10 @@ class Part:
 
 
 class Adjustable:
-    """A stretch as a function of changes to its parts; `tensors` has theirs, whole."""
+    """A stretch as a function of changes to its parts; `tensors` has theirs, whole.
+
+    Everything else stored that the stretch reads is taken from the walk as it is now.
+    """
 
     def __init__(
         self, cutter: Cutter, walk: Lockstep, stretch: Stretch, parts: Sequence[Part], tensors: Mapping[str, Tensor]
@@ -75,6 +78,7 @@ class Adjustable:
         self._cutter, self._walk, self._stretch, self._parts = cutter, walk, stretch, parts
         self._whole = {name: tensors[name].detach() for part in parts for name in part.names}
         self._base = {name: cutter.tensor(name, value) for name, value in self._whole.items()}
+        self._stored = cutter.tensors(stretch, walk.stored)
         self._whitenings: tuple[Whitening | None, ...] = (None,) * len(parts)
 
     def start(self) -> Parameters:
@@ -169,7 +173,7 @@ class Adjustable:
     def _run(
         self, entries: Mapping[str, Any], tensors: Mapping[str, Tensor], watch: Watcher | None = None
     ) -> dict[str, Any]:
-        return self._cutter.run(self._stretch, entries, self._walk.stored, tensors, watch)
+        return self._cutter.run(self._stretch, entries, {**self._stored, **tensors}, watch)
 
 
 def _signs(like: Tensor) -> Tensor:

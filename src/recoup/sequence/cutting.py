@@ -72,24 +72,25 @@ class Cutter:
         """Whether the smaller graph has every operation of the stretch."""
         return all(self._is_twin(node, self._twins.get(node.name)) for node in stretch.nodes)
 
+    def tensors(self, stretch: Stretch, stored: Callable[[str], Any]) -> dict[str, Any]:
+        """What is left of everything stored that the cut stretch reads, by name; `stored` has it whole."""
+        read = [value for node in stretch.nodes for value in self._twins[node.name].all_input_nodes]
+        names = dict.fromkeys(str(value.target) for value in read if value.op == "get_attr")
+        constants = self._plan.constants
+        return {name: constants[name] if name in constants else self.tensor(name, stored(name)) for name in names}
+
     def run(
         self,
         stretch: Stretch,
         entries: Mapping[str, Any],
-        stored: Callable[[str], Any],
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Any],
         watch: Watcher | None = None,
     ) -> dict[str, Any]:
-        """What leaves the cut stretch: `tensors` are cut, others come whole from `stored`; `watch` sees every call."""
+        """What leaves the cut stretch, with these cut `tensors`; `watch` sees every call."""
         values = dict(entries)
 
         def look(node: fx.Node) -> Any:
-            if node.op != "get_attr":
-                return values[node.name]
-            name = str(node.target)
-            if name in self._plan.constants:
-                return self._plan.constants[name]
-            return tensors[name] if name in tensors else self.tensor(name, stored(name))
+            return tensors[str(node.target)] if node.op == "get_attr" else values[node.name]
 
         for node in stretch.nodes:
             twin = self._twins[node.name]
