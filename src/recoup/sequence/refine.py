@@ -7,18 +7,21 @@ The closed-form solution is the start. Where held-out images do not agree that t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recoup.algebra.gauss_newton import Parameters
+from recoup.batches import Inputs
 from recoup.calibrate import Calibration
 from recoup.judging.harm import harm_between
 from recoup.judging.sample import Sample
 from recoup.plan import Plan
 from recoup.progress import Progress, silent
 from recoup.recover import assemble
+from recoup.replay import Replay
 from recoup.sequence.adjusting import Adjustable
 from recoup.sequence.cutting import Cutter
 from recoup.sequence.lockstep import Lockstep, Passage
@@ -31,6 +34,8 @@ from recoup.structure.route import route, whole_stretch
 RATE = 0.002
 # Samples of a gradient step, and those from which the units are taken.
 SAMPLES, UNIT_SAMPLES = 256, 512
+# Steps that may wait for a GPU at a time; more would go on after the time is over.
+AHEAD = 8
 
 
 def refine(
@@ -48,40 +53,73 @@ def refine(
         return start
     original, pruned = (Lockstep(host, path, (), values, sample.device) for values in ({}, written))
     work = Adjustable(cutter, pruned, stretch, parts_of(calibration, stretch, tensors), tensors)
-    step = pruned.bearable(stretch, work_of(sample.device))
-    generator = torch.Generator(sample.device).manual_seed(calibration.settings.seed)
-    sizes = torch.tensor([float(sample.batches[place].size) for place in sample.seen], device=sample.device)
+    draws = _Draws(sample, pruned.bearable(stretch, work_of(sample.device)), calibration.settings.seed)
 
-    def draw(count: int) -> Passage:
-        place = sample.seen[int(torch.multinomial(sizes, 1, generator=generator))]
-        batch = sample.batches[place]
-        chosen = torch.randint(batch.size, (min(count, step),), generator=generator, device=sample.device)
-        entries = pruned.entering(varied(batch.pick(chosen).to(sample.device), generator))
-        return Passage(entries, original.run(stretch, entries, {}))
+    def passage(values: Mapping[str, Any]) -> Passage:
+        with torch.no_grad():
+            return Passage(values, original.run(stretch, values, {}))
 
-    if not work.is_sound(draw(2)):
+    def draw(count: int) -> dict[str, Any]:
+        return pruned.entering(draws(count))
+
+    if not work.is_sound(passage(draw(2))):
         return start
-    work.whiten([draw(UNIT_SAMPLES)], relative=True)
-    changes = _descend(work, lambda: draw(SAMPLES), calibration.settings.outputs, seconds, progress)
+    work.whiten([passage(draw(UNIT_SAMPLES))], relative=True)
+    descent = _Descent(work, passage, calibration.settings.outputs, sample.device)
+    changes = descent.run(lambda: draw(SAMPLES), seconds, progress)
     return assemble(calibration, keep, {**written, **work.tensors(changes)}, start.recovery)
 
 
-def _descend(
-    work: Adjustable, draw: Callable[[], Passage], kind: str, seconds: float, progress: Progress
-) -> Parameters:
-    begin = time.perf_counter()
-    changes = [part.requires_grad_() for part in work.start()]
-    optimiser = torch.optim.Adam(changes, lr=RATE)
-    told = 0
-    while (spent := (time.perf_counter() - begin) / max(seconds, 1e-9)) < 1:
-        optimiser.param_groups[0]["lr"] = RATE * (1 - spent)
+class _Draws:
+    """Calibration images at random, varied; up to `most` at a time."""
+
+    def __init__(self, sample: Sample, most: int, seed: int) -> None:
+        self._sample, self._most = sample, most
+        self._sizes = torch.tensor([float(sample.batches[place].size) for place in sample.seen])
+        self._choosing = torch.Generator().manual_seed(seed)
+        self._varying = torch.Generator(sample.device).manual_seed(seed)
+
+    def __call__(self, count: int) -> Inputs:
+        place = int(torch.multinomial(self._sizes, 1, generator=self._choosing))
+        batch = self._sample.batches[self._sample.seen[place]]
+        chosen = torch.randint(batch.size, (min(count, self._most),), generator=self._choosing)
+        return varied(batch.pick(chosen).to(self._sample.device), self._varying)
+
+
+class _Descent:
+    """Adam on the changes to a stretch, towards what leaves it in the original."""
+
+    def __init__(
+        self, work: Adjustable, passage: Callable[[Mapping[str, Any]], Passage], kind: str, device: torch.device
+    ) -> None:
+        self._work, self._passage, self._kind, self._device = work, passage, kind, device
+        self._changes = tuple(part.requires_grad_() for part in work.start())
+        self._rate = torch.tensor(RATE, device=device)
+        self._optimiser = torch.optim.Adam(self._changes, lr=self._rate, capturable=device.type == "cuda")
+
+    def run(self, draw: Callable[[], Mapping[str, Any]], seconds: float, progress: Progress) -> Parameters:
+        """The changes after so many seconds, the rate falling to zero."""
+        step, begin, told, number = Replay(self._step, self._device), time.perf_counter(), 0, 0
+        while (spent := (time.perf_counter() - begin) / max(seconds, 1e-9)) < 1:
+            self._rate.fill_(RATE * (1 - spent))
+            step(draw())
+            number += 1
+            if number % AHEAD == 0:
+                _finish(self._device)
+            if int(100 * spent) > told:
+                told = int(100 * spent)
+                progress("refine", told, 100)
+        progress("refine", 100, 100)
+        return tuple(part.detach() for part in self._changes)
+
+    def _step(self, values: Mapping[str, Any]) -> None:
         with torch.enable_grad():
-            loss = harm_between(*work.outcomes(draw(), tuple(changes)), kind)
-            optimiser.zero_grad()
+            loss = harm_between(*self._work.outcomes(self._passage(values), self._changes), self._kind)
+            self._optimiser.zero_grad()
             loss.backward()
-        optimiser.step()
-        if int(100 * spent) > told:
-            told = int(100 * spent)
-            progress("refine", told, 100)
-    progress("refine", 100, 100)
-    return tuple(part.detach() for part in changes)
+        self._optimiser.step()
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
