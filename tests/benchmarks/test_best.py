@@ -156,6 +156,15 @@ def test_table_has_means_values_and_notes():
     ]
 
 
+def test_the_published_figure_nearest_to_the_share_stands_beside_ours():
+    rows = [{**plain_row("best", share=share), "network": "vgg16"} for share in (0.5, 0.7)]
+    published = [line for line in best.table(rows).splitlines() if "published" in line]
+    assert [line.split(" | ")[1:4] for line in published] == [
+        ["50%", "paper, as published", "1.0 for 50.9 %"],
+        ["70%", "paper, as published", "2.5 for 65.6 %"],
+    ]
+
+
 def test_tolerances_have_a_table_of_their_own():
     common = {"share": None, "tolerance": 1.0, "validation_drop": 0.6, "top1": 93.0, "seconds": 9.0}
     rows = [
