@@ -185,22 +185,33 @@ def mirrored(sample: Sample) -> Sample:
 def table(found: Sequence[Plain]) -> str:
     """Averages over calibration samples, as Markdown, by network and variant."""
     lines = [
-        "| network | MACs removed | variant | lost on validation | lost on test | KL | held-out harm | seconds |",
+        "| network | MACs removed | variant | lost on validation | lost on test | KL | held-out harm | time |",
         "|---" * 8 + "|",
     ]
     order = list(VARIANTS)
     for network in alike(found, "network"):
         network.sort(key=lambda row: order.index(row["method"]))
-        lines += [line(mine) for mine in alike(network, "share", "method")]
+        bests = [row["seconds"] for row in network if row["method"] == order[0]]
+        lines += [line(mine, bests) for mine in alike(network, "share", "method")]
     return "\n".join(lines)
 
 
-def line(mine: Sequence[Plain]) -> str:
+def line(mine: Sequence[Plain], bests: Sequence[float]) -> str:
+    """The averages of one variant; `bests` are the seconds of the preset on the same network."""
     return (
         f"| {mine[0]['network']} | {mean(mine, 'removed', '.1%')} | {mine[0]['method']} | "
         f"{mean_and_values(mine, 'validation_drop')} | {mean_and_values(mine, 'test_drop')} | "
-        f"{mean(mine, 'kl', '.4f')} | {mean(mine, 'harm', '.4f')} | {mean(mine, 'seconds', '.1f')} |"
+        f"{mean(mine, 'kl', '.4f')} | {mean(mine, 'harm', '.4f')} | {time(mine, bests)} |"
     )
+
+
+def time(mine: Sequence[Plain], bests: Sequence[float]) -> str:
+    """Seconds on a GPU; those of a CPU say little elsewhere, and are given relative to the preset's."""
+    if any(row["device"] != "CPU" for row in mine):
+        return f"{mean(mine, 'seconds', '.1f')} s"
+    if not bests:
+        return "-"
+    return f"{sum(row['seconds'] for row in mine) / len(mine) / (sum(bests) / len(bests)):.2f} of best's"
 
 
 def common_settings(options: argparse.Namespace) -> dict[str, Any]:

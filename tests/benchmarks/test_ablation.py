@@ -75,12 +75,23 @@ def test_arguments(monkeypatch, capsys):
     assert "--checkpoints, --imagenet must be said for vgg16, resnet56, lite0" in capsys.readouterr().err
 
 
+def row(name, seconds, device):
+    made = Outcome(removed=0.25, validation_drop=1.0, kl=0.1, harm=0.2, seconds=seconds, device=device)
+    return Row(Case("net", name, 0, 0.25), made).plain()
+
+
 def test_table_is_in_the_order_of_the_variants():
-    rows = [
-        Row(Case("net", name, 0, 0.25), Outcome(removed=0.25, validation_drop=1.0, kl=0.1, harm=0.2, seconds=3)).plain()
-        for name in ("uniform widths", "best")
-    ]
+    rows = [row("uniform widths", 3, "a GPU"), row("best", 2, "a GPU")]
     assert ablation.table(rows).splitlines()[2:] == [
-        "| net | 25.0% | best | 1.00 | - | 0.1000 | 0.2000 | 3.0 |",
-        "| net | 25.0% | uniform widths | 1.00 | - | 0.1000 | 0.2000 | 3.0 |",
+        "| net | 25.0% | best | 1.00 | - | 0.1000 | 0.2000 | 2.0 s |",
+        "| net | 25.0% | uniform widths | 1.00 | - | 0.1000 | 0.2000 | 3.0 s |",
     ]
+
+
+def test_times_of_a_cpu_are_relative():
+    rows = [row("best", 2, "CPU"), row("uniform widths", 3, "CPU")]
+    assert [text.split(" | ")[-1] for text in ablation.table(rows).splitlines()[2:]] == [
+        "1.00 of best's |",
+        "1.50 of best's |",
+    ]
+    assert ablation.table(rows[1:]).endswith("| - |")
