@@ -73,6 +73,17 @@ def test_the_order_does_not_depend_on_the_panel(selector, monkeypatch):
     assert torch.equal(selector(problem(one, width=12)).order, whole)
 
 
+@pytest.mark.parametrize("selector", [forward, backward])
+def test_what_is_not_filled_of_the_panel_counts_for_nothing(selector, monkeypatch):
+    given = problem(layer(12, 3, 5, seed=3), width=12)
+    before = selector(given)
+    monkeypatch.setattr(elimination, "PANEL", 8)
+    monkeypatch.setattr(elimination.Elimination, "_panel", lambda self: (self._U, self._T))  # as on a GPU
+    after = selector(given)
+    assert torch.equal(before.order, after.order)
+    torch.testing.assert_close(before.loss, after.loss)
+
+
 @pytest.mark.parametrize("name", SELECTORS)
 def test_channels_that_must_stay_come_first(name):
     free = torch.tensor([True, False, True, False, True])

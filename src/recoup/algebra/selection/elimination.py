@@ -9,8 +9,10 @@
 
 A whole update of A per step would be bound by memory traffic. Updates are therefore collected in a panel,
 A = A₀ - U U^T and B = B₀ - U T, and only what scores need, the diagonal blocks of A and of B B^T, is kept current;
-a full panel is applied at once by matrix products. What is not filled yet of a panel is zero: every step is the same
-operations on the same tensors, so that a GPU can replay it. Slow twin: `greedy_by_brute_force` in tests/oracles.py.
+a full panel is applied at once by matrix products. What is not filled yet of a panel is zero, so that on a GPU every
+step can be the same operations on the same tensors, and be replayed.
+
+Slow twin: `greedy_by_brute_force` in tests/oracles.py.
 """
 
 from __future__ import annotations
@@ -62,12 +64,12 @@ class Elimination:
             table.index_select(0, channel)[0] for table in (self._rows, self._present, self._inverse_lower)
         )
         inverse_lower = torch.where(usable, inverse_lower * present, 0)
-        U, T = self._U, self._T
+        U, T = self._panel()
         u = (self._A[:, rows] - U @ U[rows].T) @ inverse_lower.T
         t = inverse_lower @ (self._B[rows] - U[rows] @ T)
         self._update_blocks(u, t)
-        U.index_copy_(1, self._next, u)
-        T.index_copy_(0, self._next, t)
+        self._U.index_copy_(1, self._next, u)
+        self._T.index_copy_(0, self._next, t)
         self._next += len(rows)
 
     def settle(self) -> None:
@@ -88,8 +90,14 @@ class Elimination:
         self._B -= u @ t
         self._refresh_blocks()
 
+    def _panel(self) -> tuple[Tensor, Tensor]:
+        """What is filled of U and T; all of them on a GPU, where a step must be the same operations every time."""
+        end = self._U.shape[1] if self._U.is_cuda else self._filled
+        return self._U[:, :end], self._T[:end]
+
     def _update_blocks(self, u: Tensor, t: Tensor) -> None:
-        cross = self._B @ t.T - self._U @ (self._T @ t.T)  # B t^T before the update (d, r)
+        U, T = self._panel()
+        cross = self._B @ t.T - U @ (T @ t.T)  # B t^T before the update (d, r)
         u_of, cross_of = u[self._rows] * self._present[:, :, None], cross[self._rows] * self._present[:, :, None]
         mixed = cross_of @ u_of.mT
         self._blocks -= u_of @ u_of.mT
