@@ -31,7 +31,7 @@ from recoup.sequence.varying import varied
 from recoup.structure.route import route, whole_stretch
 
 # The first step of every parameter, in units in which 1 is the size of its layer's weights; it falls to zero over time.
-RATE = 0.002
+RATE = 0.004
 # Samples of a gradient step, and those from which the units are taken.
 SAMPLES, UNIT_SAMPLES = 256, 512
 # Steps that may wait for a GPU at a time; more would go on after the time is over.
