@@ -8,6 +8,7 @@ and folders as in benchmarks/efficientnet.py). Variants:
 - best: the preset.
 - no joint refits, one joint step: `joint` of 0 and 1 in the place of 4.
 - single blocks: joint refits of one block at a time, instead of three, where blocks end in an addition.
+- one round: the groups are measured in the original network only, not once more in the pruned one.
 - recovery once: layers are refitted from the statistics of the original network alone.
 - uniform widths: the same share of every group, instead of widths by measured harm.
 - ridge fixed at 1e-4: held-out images have no choice.
@@ -83,6 +84,7 @@ VARIANTS = {
         Variant("no joint refits", "recover", {"joint": 0}),
         Variant("one joint step", "recover", {"joint": 1}),
         Variant("single blocks", "recover", {"span": 1}),
+        Variant("one round", "recover", {"rounds": 1}),
         Variant("recovery once", "recover", {"recovery": "once", "joint": 0}),
         Variant("uniform widths", "recover", uniform=True),
         Variant("ridge fixed at 1e-4", "recover", {"ridges": (1e-4,)}),

@@ -107,15 +107,17 @@ def rows_in_stages(
 
 def rows_at(bench: Bench, prepared: Prepared, share: float, here: dict[str, Case], refine: float) -> Iterator[Row]:
     """The methods in `here` at one share of the MACs."""
-    widths: dict[str, float] = {}
-    keep = timed(widths, "widths", lambda: prepared.keep(share))
+    stages: dict[str, float] = {}
     if FAST in here:
-        stages, without = dict(widths), prepared.with_settings(joint=find_preset(FAST).joint)
+        preset = find_preset(FAST)
+        without = prepared.with_settings(joint=preset.joint, rounds=preset.rounds)
+        keep = timed(stages, "widths", lambda: without.keep(share))
         fast = timed(stages, "recover", lambda: without.recoverer().plan(keep))
         yield Row(here[FAST], prepared.outcome(bench, keep, fast, stages))
     if BEST not in here and REFINED not in here:
         return
-    stages, recoverer = dict(widths), prepared.recoverer()
+    stages, recoverer = {}, prepared.recoverer()
+    keep = timed(stages, "widths", lambda: prepared.keep(share))
     chosen = timed(stages, "recover", lambda: recoverer.plan(keep))
     if BEST in here:
         yield Row(here[BEST], prepared.outcome(bench, keep, chosen, stages))

@@ -19,7 +19,7 @@ from recoup.algebra.selection import Ranking
 from recoup.calibrate import Calibration, calibrate
 from recoup.judging.harm import Reference
 from recoup.judging.sample import Sample, sample_of
-from recoup.search import Allocator, allocator, keep_within
+from recoup.search import Allocator, allocator, keep_in_rounds, keep_within
 from recoup.settings import Budget, Settings
 from recoup.structure.cost import cost
 from recoup.structure.trace import Traced
@@ -46,7 +46,13 @@ class Prepared:
 
     def keep(self, share: float) -> Tensor:
         """The mask that removes `share` of the MACs."""
-        return keep_within(self.allocation, Budget(macs=1 - share))
+        budget, settings, recoverer = Budget(macs=1 - share), self.seen.settings, self.recoverer()
+        return keep_in_rounds(
+            self.allocation,
+            lambda allocation: keep_within(allocation, budget),
+            lambda keep: recoverer.plan(keep, quick=True).harms,
+            settings.rounds if settings.recovery == "sequence" else 1,
+        )
 
     def recoverer(self) -> Recoverer:
         """A new one, which remembers nothing: its time is all its own."""

@@ -28,9 +28,11 @@ from recoup.search import (
     Search,
     allocator,
     fit_budget,
+    keep_in_rounds,
     keep_within,
     keep_within_time,
     press_on,
+    reconsidered,
     search,
     search_share,
 )
@@ -101,7 +103,9 @@ class Measured:
         of = "macs" if budget is None else budget.of
         allocation = allocator(self._model, self.seen, rankings, self._reference, of, self._progress)
         if budget is not None:
-            return keep_within(allocation, budget), None
+            quick = _Candidates(self._model, self._recoverer, is_quick=True)
+            rounds, progress = self._rounds, self._progress
+            return keep_in_rounds(allocation, lambda a: keep_within(a, budget), quick.harms, rounds, progress), None
         found = self._search(allocation)
         return found.keep, found
 
@@ -147,9 +151,15 @@ class Measured:
         full = _Candidates(self._model, self._recoverer, is_quick=False, progress=self._progress)
         near = ROUGH if has_joint else NEAR
         found = search_share(allocation, quick, self._judge, tolerance, self._progress, near)
+        if has_joint and self._rounds > 1:
+            allocation = reconsidered(allocation, found.keep, quick.harms, self._progress)
         pressed = press_on(allocation, full, self._judge, tolerance, found) if has_joint else found
         self._chosen = (quick if pressed.keep is found.keep else full).chosen(pressed.keep)
         return pressed
+
+    @property
+    def _rounds(self) -> int:
+        return self._goal.settings.rounds if self._goal.settings.recovery == "sequence" else 1
 
     @cached_property
     def _judge(self) -> Judge:
@@ -169,9 +179,17 @@ class _Candidates:
         self._made: dict[bytes, Chosen] = {}
 
     def __call__(self, keep: Tensor) -> nn.Module:
-        chosen = self._recoverer.plan(keep, self._progress, quick=self._is_quick)
-        self._made[keep.numpy().tobytes()] = chosen
-        return apply(self._model, chosen.plan)
+        return apply(self._model, self._plan(keep).plan)
+
+    def harms(self, keep: Tensor) -> Mapping[str, float]:
+        """What a mask does to held-out images, by the way it is recovered."""
+        return self._plan(keep).harms
+
+    def _plan(self, keep: Tensor) -> Chosen:
+        place = keep.numpy().tobytes()
+        if place not in self._made:
+            self._made[place] = self._recoverer.plan(keep, self._progress, quick=self._is_quick)
+        return self._made[place]
 
     def chosen(self, keep: Tensor) -> Chosen | None:
         return self._made.get(keep.numpy().tobytes())

@@ -32,6 +32,7 @@ class Settings:
     positions: output positions per image and batch that enter the statistics; None for all.
     search: "binary" is the paper's structural search, layer by layer, and the same share of every group for a budget;
         "measured" asks the network what each group is worth and allots accordingly.
+    rounds: of measuring; from the second on in the pruned network, where recovery in sequence makes a difference.
     recovery: "once" from the statistics of the original network; "sequence" layer by layer in the pruned one, where
         held-out images show that to be better.
     ridges: strengths, relative as `ridge`, of the pull towards the one-pass weights that held-out images choose from
@@ -58,6 +59,7 @@ class Settings:
     ridge: float = 1e-6
     positions: int | None = 256
     search: Method = "binary"
+    rounds: int = 1
     recovery: Way = "once"
     ridges: tuple[float, ...] = (1e-4, 1e-2, 1e-1, 1.0, math.inf)
     joint: int = 0
@@ -84,6 +86,7 @@ class Settings:
         _at_least("ridge", self.ridge, 0)
         if not self.ridges or not all(ridge >= 0 for ridge in self.ridges):
             raise UsageError(f"ridges must be numbers of at least 0, one or more of them, got {self.ridges}.")
+        _whole("rounds", self.rounds)
         _at_least("joint", self.joint, 0)
         _whole("span", self.span)
         if self.confidence is not None and not 0.5 <= self.confidence < 1:
@@ -165,6 +168,7 @@ _BEST = Settings(
     weighting="none",
     positions=64,
     search="measured",
+    rounds=2,
     recovery="sequence",
     joint=4,
     span=3,
@@ -175,8 +179,8 @@ PRESETS: Mapping[str, Settings] = MappingProxyType(
     {
         # All that pays, see docs/results.md.
         "best": _BEST,
-        # The same but for the joint refits, which take most of the time.
-        "fast": replace(_BEST, joint=0),
+        # The same but for the second round and the joint refits, which take most of the time.
+        "fast": replace(_BEST, rounds=1, joint=0),
         # The paper as printed, with normalised weights and the tolerance split by layer that its text describes.
         "paper": Settings(),
         # The code its authors released: no slope weights, outputs rescaled to their old variance.
