@@ -8,7 +8,7 @@ Methods, for every share of the MACs to remove:
 - best: recoup's preset, closed form throughout. Trace, statistics, rankings and allocation are made once per
   calibration sample and shared by shares and methods; a row's seconds are those of the shared stages and its own.
 - refined: the result of `best`, then `--refine` seconds of gradient steps towards the original's outputs.
-- fast: recoup's preset of that name, `best` without joint refits.
+- fast: recoup's preset of that name, `best` without the second round and the joint refits.
 - paper: recoup's preset of that name, `recoup.prune(..., preset="paper", keep_class=True)`, the first sample only.
 - torch-pruning: MagnitudePruner as in benchmarks/baselines.py, and again after the batch norms have been estimated on
   the calibration images; the first sample only. Needs `pip install --no-deps torch-pruning==1.6.1`.

@@ -46,12 +46,12 @@ class Prepared:
 
     def keep(self, share: float) -> Tensor:
         """The mask that removes `share` of the MACs."""
-        budget, settings, recoverer = Budget(macs=1 - share), self.seen.settings, self.recoverer()
+        budget, recoverer = Budget(macs=1 - share), self.recoverer()
         return keep_in_rounds(
             self.allocation,
             lambda allocation: keep_within(allocation, budget),
             lambda keep: recoverer.plan(keep, quick=True).harms,
-            settings.rounds if settings.recovery == "sequence" else 1,
+            self.seen.settings.rounds,
         )
 
     def recoverer(self) -> Recoverer:

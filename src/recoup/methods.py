@@ -103,9 +103,7 @@ class Measured:
         of = "macs" if budget is None else budget.of
         allocation = allocator(self._model, self.seen, rankings, self._reference, of, self._progress)
         if budget is not None:
-            quick = _Candidates(self._model, self._recoverer, is_quick=True)
-            rounds, progress = self._rounds, self._progress
-            return keep_in_rounds(allocation, lambda a: keep_within(a, budget), quick.harms, rounds, progress), None
+            return self._within(allocation, budget), None
         found = self._search(allocation)
         return found.keep, found
 
@@ -124,6 +122,16 @@ class Measured:
             return None
         trials = () if found is None else found.trials
         return Score(self._judge.base, self._judge(smaller).score, self._goal.tolerance, trials, self._judge.what)
+
+    def _within(self, allocation: Allocator, budget: Budget) -> Tensor:
+        """The mask for a budget of MACs or parameters."""
+        return keep_in_rounds(
+            allocation,
+            lambda current: keep_within(current, budget),
+            lambda keep: self._recoverer.plan(keep, quick=True).harms,
+            self._goal.settings.rounds,
+            self._progress,
+        )
 
     def _within_time(self, rankings: Mapping[str, Ranking], budget: Budget) -> Tensor:
         """The mask for a budget of time; smaller networks are timed with the weights of one-pass recovery."""
@@ -151,15 +159,11 @@ class Measured:
         full = _Candidates(self._model, self._recoverer, is_quick=False, progress=self._progress)
         near = ROUGH if has_joint else NEAR
         found = search_share(allocation, quick, self._judge, tolerance, self._progress, near)
-        if has_joint and self._rounds > 1:
+        if has_joint and self._goal.settings.rounds > 1:
             allocation = reconsidered(allocation, found.keep, quick.harms, self._progress)
         pressed = press_on(allocation, full, self._judge, tolerance, found) if has_joint else found
         self._chosen = (quick if pressed.keep is found.keep else full).chosen(pressed.keep)
         return pressed
-
-    @property
-    def _rounds(self) -> int:
-        return self._goal.settings.rounds if self._goal.settings.recovery == "sequence" else 1
 
     @cached_property
     def _judge(self) -> Judge:

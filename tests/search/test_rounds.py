@@ -12,11 +12,6 @@ from tests.zoo import ZOO
 NAME = "residual"
 
 
-def counts(allocation, keep):
-    structure = allocation.widths.structure
-    return {name: int(keep[structure.group(name).channels].sum()) for name in allocation.harms}
-
-
 def world(allocation, truths, once=10.0):
     """A network in which every group does its expected harm times a factor of its own."""
     asked = []
@@ -24,7 +19,7 @@ def world(allocation, truths, once=10.0):
     def measure(keep):
         asked.append(keep)
         found = sum(
-            truths[name] * float(allocation.harms[name].curve[n]) for name, n in counts(allocation, keep).items()
+            truths[name] * float(allocation.harms[name].curve[n]) for name, n in allocation.counts(keep).items()
         )
         return {ONCE: once * found, "in sequence": found}
 

@@ -66,11 +66,14 @@ class Allocator:
             keep = self.widths.cut(structure.group(name), count, keep)
         return keep
 
+    def counts(self, mask: Tensor) -> dict[str, int]:
+        """How many channels of every group a mask keeps."""
+        structure = self.widths.structure
+        return {name: int(mask[structure.group(name).channels].sum()) for name in self.harms}
+
     def share(self, mask: Tensor) -> float:
         """What a mask costs: like the best channels of every group, as many as it keeps."""
-        structure = self.widths.structure
-        counts = {name: int(mask[structure.group(name).channels].sum()) for name in self.harms}
-        return self.terms.total(counts) / self.whole
+        return self.terms.total(self.counts(mask)) / self.whole
 
 
 def allocator(

@@ -84,8 +84,7 @@ def _least(harms: Mapping[str, float]) -> float:
 
 def _expected(allocation: Allocator, keep: Tensor) -> dict[str, float]:
     """What the groups were thought to do, at the widths of a mask."""
-    structure = allocation.widths.structure
-    counts = {name: int(keep[structure.group(name).channels].sum()) for name in allocation.harms}
+    counts = allocation.counts(keep)
     return {name: float(harm.curve[counts[name]]) for name, harm in allocation.harms.items()}
 
 
