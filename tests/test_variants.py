@@ -7,7 +7,7 @@ from torch import nn
 from recoup.judging.harm import Reference
 from recoup.sequence import recover_in_sequence
 from recoup.variants import ONCE, REFINED, SEQUENCE, Chosen, Recoverer, head_of
-from tests.sequence.bench import bench, zoo_bench
+from tests.sequence.bench import Written, bench, zoo_bench
 from tests.zoo import seeded
 
 
@@ -67,6 +67,15 @@ def test_a_refinement_that_does_not_help_is_dropped():
     best = recoverer.plan(found.keep)
     perfect = Chosen(best.plan, {**best.harms, SEQUENCE: 0.0})
     assert recoverer.refined(perfect, found.keep, 0.1).plan is best.plan
+
+
+def test_what_cannot_be_refined_says_so_and_stays():
+    with seeded(0):
+        found = bench(Written().double().eval(), torch.randn(60, 3, 8, 8).double(), {"a": torch.arange(8) < 4})
+    recoverer = Recoverer(found.calibration, found.sample, Reference(found.host, found.sample.judging()))
+    before = recoverer.plan(found.keep, quick=True)
+    with pytest.warns(UserWarning, match="nothing was refined"):
+        assert recoverer.refined(before, found.keep, 5.0) is before
 
 
 def classifier(tied=False):

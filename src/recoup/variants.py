@@ -6,6 +6,7 @@ no answer but the divergence; so before they are compared, the scores of a plan 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,10 @@ from recoup.structure.groups import Consumer
 # Images that are enough to compare candidates by.
 QUICK_IMAGES = 4000
 ONCE, SEQUENCE, REFINED = "one pass", "in sequence", "refined"
+NOT_REFINED = (
+    "nothing was refined: gradient steps need to run the smaller network operation by operation, which this one does "
+    "not allow. The result is the closed-form one."
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +67,9 @@ class Recoverer:
     def refined(self, chosen: Chosen, keep: Tensor, seconds: float, progress: Progress = silent) -> Chosen:
         """The plan after `seconds` of refinement, if that has helped."""
         plan = refine(self._calibration, self._sample, keep, chosen.plan, seconds, progress)
+        if plan is None:
+            warnings.warn(NOT_REFINED, stacklevel=4)
+            return chosen
         return self._better(chosen, REFINED, self._scaled(plan, keep))
 
     def _scaled(self, plan: Plan, keep: Tensor) -> Plan:

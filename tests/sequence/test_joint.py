@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recoup.algebra.gauss_newton import total
 from recoup.judging.sample import sample_of
@@ -54,6 +55,26 @@ def test_no_change_is_the_stretch_as_it_is():
     for name, value in work.tensors(work.start()).items():
         before = found.start.weights.get(name, found.calibration.parameters.get(name))
         assert torch.equal(value, before)
+    walk.close()
+
+
+def test_the_shortened_float32_of_a_gpu_does_not_decide_whether_a_stretch_is_sound(monkeypatch):
+    found = two_layers(nn.Tanh())
+    walk, stretch, work = opened(found)
+    (passage,) = passages(walk, stretch, found.sample.held, 10_000)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    seen = []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.tanh.default:
+                seen.append(torch.backends.cudnn.allow_tf32)
+            return function(*args, **(kwargs or {}))
+
+    with Watched():
+        assert work.is_sound(passage)
+    assert seen == [False, False]
+    assert torch.backends.cudnn.allow_tf32
     walk.close()
 
 

@@ -18,6 +18,7 @@ from recoup.calibrate import MOST_INPUTS
 from recoup.observe import layer_call, read_by
 from recoup.sequence.cutting import Cutter, Watcher, agree
 from recoup.sequence.lockstep import Lockstep, Passage
+from recoup.structure.copying import exact_float32
 from recoup.structure.route import Stretch
 
 # Output positions per image from which the second moments of a layer's inputs are taken.
@@ -91,11 +92,11 @@ class Adjustable:
         return {name: self._cutter.restored(name, value, moved[name]) for name, value in self._whole.items()}
 
     def is_sound(self, passage: Passage) -> bool:
-        """Whether the cut stretch computes what the whole one does."""
+        """Whether the cut stretch computes what the whole one does, up to rounding of float32 that is not shortened."""
         few = passage.pick(torch.arange(min(2, passage.size)))
         try:
-            whole = self._walk.run(self._stretch, few.entries, {})
-            with torch.no_grad():
+            with torch.no_grad(), exact_float32():
+                whole = self._walk.run(self._stretch, few.entries, {})
                 cut = self._run(self._entries(few), self._base)
         except RuntimeError:  # a size that does not follow the samples or the channels
             return False

@@ -40,17 +40,17 @@ AHEAD = 8
 
 def refine(
     calibration: Calibration, sample: Sample, keep: Tensor, start: Plan, seconds: float, progress: Progress = silent
-) -> Plan:
-    """The plan after about `seconds` of refinement; the plan itself where the smaller network cannot be run."""
+) -> Plan | None:
+    """The plan after about `seconds` of refinement; None where the smaller network cannot be run by operations."""
     host = calibration.traced.standalone.host
     path = route(host.graph, calibration.structure)
     if not path.is_pure or not path.stops:
-        return start
+        return None
     written = {name: value.to(sample.device) for name, value in start.weights.items()}
     tensors = {**calibration.parameters, **written}
     stretch, cutter = whole_stretch(path, calibration.structure), Cutter(calibration, keep, written)
     if not cutter.runs(stretch):
-        return start
+        return None
     original, pruned = (Lockstep(host, path, (), values, sample.device) for values in ({}, written))
     work = Adjustable(cutter, pruned, stretch, parts_of(calibration, stretch, tensors), tensors)
     draws = _Draws(sample, pruned.bearable(stretch, work_of(sample.device)), calibration.settings.seed)
@@ -63,7 +63,7 @@ def refine(
         return pruned.entering(draws(count))
 
     if not work.is_sound(passage(draw(2))):
-        return start
+        return None
     work.whiten([passage(draw(UNIT_SAMPLES))], relative=True)
     descent = _Descent(work, passage, calibration.settings.outputs, sample.device)
     changes = descent.run(lambda: draw(SAMPLES), seconds, progress)
