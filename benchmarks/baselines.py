@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
@@ -60,20 +60,36 @@ def prune_with_torch_pruning(model: nn.Module, example: Tensor, share: float, *,
 def reestimated(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> nn.Module:
     """A copy whose batch norms hold the statistics of `batches`, averaged over them; its weights are the model's.
 
-    Every batch counts alike (torch's cumulative average, `momentum=None`). Only batch norms are in training mode.
+    Every batch counts alike. While they are estimated a batch norm uses those of the batch, and only batch norms train.
     """
-    twin = copy.deepcopy(model).eval()
-    norms = [module for module in twin.modules() if isinstance(module, _BatchNorm)]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.train().reset_running_stats()
-        norm.momentum = None
+    result, observer = (copy.deepcopy(model).eval() for _ in range(2))
+    names = _observing(observer)
+    means, count = {name: torch.zeros_like(observer.get_buffer(name)) for name in names}, 0
     with torch.no_grad():
         for images, _ in batches:
-            twin(images)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-    return twin.eval()
+            observer(images)
+            count += 1
+            for name, mean in means.items():
+                mean += (observer.get_buffer(name) - mean) / count
+    for name, mean in means.items():
+        result.get_buffer(name).copy_(mean)
+    return result
+
+
+def _observing(model: nn.Module) -> list[str]:
+    """Make every batch norm keep the statistics of its last batch: modules, and calls in a graph. Names of buffers."""
+    norms = [(name, m) for name, m in model.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    for _, norm in norms:
+        norm.train()
+        norm.momentum = 1.0
+    names = [f"{name}.{kind}" for name, _ in norms for kind in ("running_mean", "running_var")]
+    if isinstance(model, fx.GraphModule):
+        for node in model.graph.find_nodes(op="call_function", target=torch.ops.aten.batch_norm.default):
+            values, weight, bias, mean, variance, _, _, *rest = node.args
+            node.args = (values, weight, bias, mean, variance, True, 1.0, *rest)
+            names += [mean.target, variance.target]
+        model.recompile()
+    return names
 
 
 def largest_share(fits: Callable[[float], bool]) -> float:

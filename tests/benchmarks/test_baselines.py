@@ -57,6 +57,18 @@ def test_batch_norms_hold_the_average_over_batches_of_mean_and_variance():
         torch.testing.assert_close(norm.running_var, var, rtol=1e-4, atol=1e-5)
 
 
+def test_batch_norms_in_a_graph_are_estimated_like_modules():
+    model = small_network().eval()
+    generator = torch.Generator().manual_seed(2)
+    batches = [(torch.randn(6, 3, 5, 5, generator=generator) + i, torch.zeros(6)) for i in range(3)]
+    graph = torch.export.export(model, (batches[0][0],)).module()
+    expected, actual = reestimated(model, batches), reestimated(graph, batches)
+    for name, value in expected.named_buffers():
+        if "running" in name:
+            torch.testing.assert_close(actual.get_buffer(name), value)
+    torch.testing.assert_close(actual(batches[1][0]), expected(batches[1][0]))
+
+
 def test_estimating_again_changes_nothing_else():
     model = small_network()
     before = copy.deepcopy(model.state_dict())
