@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -55,8 +55,8 @@ from recoup.variants import Chosen
 SHARES = {"vgg16": 0.6, "resnet56": 0.5, LITE0: 0.25}
 RESNET20 = {"resnet20": 0.5}
 OUT = Path(__file__).parent / "results" / "ablation.json"
-Stage = Literal["calibrate", "select", "allocate", "recover"]
-STAGES: tuple[Stage, ...] = ("calibrate", "select", "allocate", "recover")
+Stage = Literal["calibrate", "select", "allocate", "widths", "recover", "finish"]
+STAGES: tuple[Stage, ...] = ("calibrate", "select", "allocate", "widths", "recover", "finish")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +80,48 @@ class Variant:
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant("best", "recover"),
+        Variant("best", "finish"),
         Variant("no joint refits", "recover", {"joint": 0}),
         Variant("one joint step", "recover", {"joint": 1}),
         Variant("single blocks", "recover", {"span": 1}),
-        Variant("one round", "recover", {"rounds": 1}),
-        Variant("recovery once", "recover", {"recovery": "once", "joint": 0}),
-        Variant("uniform widths", "recover", uniform=True),
-        Variant("ridge fixed at 1e-4", "recover", {"ridges": (1e-4,)}),
+        Variant("one round", "widths", {"rounds": 1}),
+        Variant("recovery once", "widths", {"recovery": "once", "joint": 0}),
+        Variant("uniform widths", "widths", uniform=True),
+        Variant("ridge fixed at 1e-4", "widths", {"ridges": (1e-4,)}),
         Variant("forward selection", "select", {"selector": "forward"}),
         Variant("slope weights", "calibrate", {"weighting": "slope"}),
         Variant("harm at one width", "allocate", levels=(0.5,)),
         Variant("harm on plain images", "allocate", plain=True),
         Variant("flipped images too", "calibrate", mirrored=True),
-        Variant("batch norm", "recover", estimated=True),
+        Variant("batch norm", "finish", estimated=True),
     )
 }
+
+
+class Shared:
+    """What the preset decides at a share of the MACs: made when a variant first asks for it, its seconds remembered."""
+
+    def __init__(self, base: Prepared) -> None:
+        self.base = base
+        self._made: dict[tuple[Stage, float], tuple[Any, float]] = {}
+
+    def keep(self, share: float, stages: dict[str, float]) -> Tensor:
+        """The mask of the preset; `stages` gets the seconds of the widths."""
+        mask: Tensor = self._once("widths", share, stages, lambda: self.base.keep(share))
+        return mask
+
+    def plan(self, share: float, stages: dict[str, float]) -> Chosen:
+        """The plan of the preset; `stages` gets the seconds of the widths and of recovery."""
+        keep = self.keep(share, stages)
+        chosen: Chosen = self._once("recover", share, stages, lambda: self.base.recoverer().plan(keep))
+        return chosen
+
+    def _once(self, stage: Stage, share: float, stages: dict[str, float], work: Callable[[], Any]) -> Any:
+        if (stage, share) not in self._made:
+            result = timed(stages, stage, work)
+            self._made[stage, share] = result, stages[stage]
+        result, stages[stage] = self._made[stage, share]
+        return result
 
 
 def main() -> None:
@@ -113,18 +139,23 @@ def cases(network: str, options: argparse.Namespace) -> list[Case]:
 
 def rows(bench: Bench, seed: int, here: Sequence[Case], _: argparse.Namespace) -> Iterator[Row]:
     """The rows of the cases of one calibration sample, one by one as they are done."""
-    base = prepare(bench.model, bench.calibration(seed), replace(find_preset("best"), seed=seed))
-    yield from (Row(case, outcome(bench, base, case)) for case in here)
+    shared = Shared(prepare(bench.model, bench.calibration(seed), replace(find_preset("best"), seed=seed)))
+    yield from (Row(case, outcome(bench, shared, case)) for case in here)
 
 
-def outcome(bench: Bench, base: Prepared, case: Case) -> Outcome:
+def outcome(bench: Bench, shared: Shared, case: Case) -> Outcome:
     """What one variant makes of the network."""
     assert case.share is not None
     variant, share = VARIANTS[case.method], case.share
-    prepared = varied(base, variant)
-    stages: dict[str, float] = {}
-    keep = timed(stages, "widths", lambda: uniform(prepared, share) if variant.uniform else prepared.keep(share))
-    chosen = timed(stages, "recover", lambda: prepared.recoverer().plan(keep))
+    prepared, stages = varied(shared.base, variant), dict[str, float]()
+    if variant.redoes("widths"):
+        keep = timed(stages, "widths", lambda: uniform(prepared, share) if variant.uniform else prepared.keep(share))
+    else:
+        keep = shared.keep(share, stages)
+    if variant.redoes("recover"):
+        chosen = timed(stages, "recover", lambda: prepared.recoverer().plan(keep))
+    else:
+        chosen = shared.plan(share, stages)
     if variant.estimated:
         return estimated(bench, prepared, keep, chosen, stages)
     return prepared.outcome(bench, keep, chosen, stages)
