@@ -205,3 +205,26 @@ def test_products_about_a_point_are_those_of_the_jacobian():
     torch.testing.assert_close(problem.curvature(direction)[0].flatten(), expected)
     residual = torch.cat([piece(start).flatten() for piece in pieces])
     torch.testing.assert_close(problem.pulled(problem.residuals)[0].flatten(), jacobian.T @ residual)
+
+
+@pytest.mark.parametrize(("room", "again"), [(None, 0), (2, 0), (1, 1), (0, 2)])
+def test_pieces_there_is_no_room_for_are_computed_again_and_nothing_else_changes(room, again):
+    pieces, start = two_layers(torch.tanh)
+    calls = [0]
+
+    def counted(piece):
+        def residual(parameters):
+            calls[0] += 1
+            return piece(parameters)
+
+        return residual
+
+    problem = Linearised([counted(piece) for piece in pieces], start, room)
+    calls[0] = 0
+    found = problem.pulled(problem.residuals)
+    assert calls[0] == again
+    expected = Linearised(pieces, start)
+    for left, right in zip(found, expected.pulled(expected.residuals), strict=True):
+        assert torch.equal(left, right)
+    steps = [gauss_newton(pieces, pieces, start, 3, room)[0] for room in (room, None)]
+    assert all(torch.equal(*pair) for pair in zip(*steps, strict=True))

@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recoup.algebra.gauss_newton import total
 from recoup.judging.sample import sample_of
+from recoup.sequence import joint as refits
 from recoup.sequence.joint import JointRefits, passages, refit_jointly
 from recoup.sequence.refit import recover_in_sequence
 from tests.sequence.bench import bench, zoo_bench
@@ -156,6 +157,21 @@ def test_no_more_images_take_part_than_were_asked_for(images):
     parts = list(passages(walk, stretch, found.sample.seen, images))
     walk.close()
     assert sum(part.size for part in parts) == min(images, 320)
+
+
+def test_little_memory_costs_time_but_no_images(monkeypatch):
+    """What enters and leaves the two layers, 11 values of a sample, fits twice; all 27 do not, with derivatives."""
+    found = two_layers(nn.Tanh())
+    results = []
+    for memory in (1 << 30, 2 * 320 * 2 * 11 * 8):
+        monkeypatch.setattr(refits, "memory_of", lambda device, memory=memory: memory)
+        walk, stretch, work = opened(found)
+        assert sum(part.size for part in passages(walk, stretch, found.sample.seen, 10_000)) == 320
+        results.append((refits._room(walk, stretch), refit_jointly(work, walk, stretch, found.sample, 2)))
+        walk.close()
+    (much, expected), (little, actual) = results
+    assert little < much
+    assert all(torch.equal(*pair) for pair in zip(expected, actual, strict=True))
 
 
 def test_recovery_with_joint_refits_harms_less():

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from recoup.sequence.lockstep import Passage
+from recoup.sequence.parking import size_of
 from recoup.structure.route import stretch_before
 from recoup.structure.surgery import masked
 from tests.oracles import records_of
@@ -291,6 +292,18 @@ def test_fewer_samples_are_bearable_within_less_memory():
     assert few < many
     assert many == pytest.approx(10 * few, rel=0.1)
     assert walk.bearable(stretch, 1) == 1
+    walk.close()
+
+
+def test_more_samples_can_be_stored_than_computed_with():
+    found = blocks()
+    stretch = stretch_at(found, "one.1.0")
+    walk = found.walk(stretches=(stretch,))
+    (passage,) = walk.passages(stretch, [0])
+    size = sum(size_of(dict(side)) for side in (passage.entries, passage.exits))
+    assert walk.storable(stretch, 2 * size) == passage.size
+    assert walk.storable(stretch, 1 << 20) > walk.bearable(stretch, 1 << 20)
+    assert walk.storable(stretch, 1) == 1
     walk.close()
 
 

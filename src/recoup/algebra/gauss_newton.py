@@ -21,6 +21,7 @@ from torch.func import jvp, vjp
 
 Parameters: TypeAlias = tuple[Tensor, ...]
 Residual: TypeAlias = Callable[[Parameters], Tensor]
+Pull: TypeAlias = Callable[[Tensor], tuple[Parameters]]
 
 # Share of the curvature along the gradient that is added to all directions.
 DAMPING = 1e-3
@@ -31,13 +32,21 @@ PATIENCE = 2
 
 
 def gauss_newton(
-    fitting: Sequence[Residual], judging: Sequence[Residual], start: Parameters, iterations: int
+    fitting: Sequence[Residual],
+    judging: Sequence[Residual],
+    start: Parameters,
+    iterations: int,
+    room: int | None = None,
 ) -> tuple[Parameters, float, float]:
-    """Parameters one step from `start`, with the judged loss there and before; `start` itself if no step helps."""
+    """Parameters one step from `start`, with the judged loss there and before; `start` itself if no step helps.
+
+    There is `room` in memory for so many of the fitted pieces with all that they compute, for every piece if not said;
+    the others are computed again and again.
+    """
     before = total(judging, start)
     found, least, worse = start, before, 0
     first: Parameters | None = None
-    for step in _iterates(Linearised(fitting, start), iterations):
+    for step in _iterates(Linearised(fitting, start, room), iterations):
         first = first or step
         moved = _sum(start, step, 1.0)
         loss = total(judging, moved)
@@ -60,13 +69,23 @@ def total(pieces: Sequence[Residual], parameters: Parameters) -> float:
 
 
 class Linearised:
-    """The pieces about one point: what the products with J and J^T need is computed once."""
+    """The pieces about one point; what products with J^T need stays in memory as far as there is `room`."""
 
-    def __init__(self, pieces: Sequence[Residual], at: Parameters) -> None:
+    def __init__(self, pieces: Sequence[Residual], at: Parameters, room: int | None = None) -> None:
         self._pieces, self._at = pieces, at
-        pairs = [vjp(piece, at) for piece in pieces]
-        self.residuals: list[Tensor] = [pair[0].detach() for pair in pairs]
-        self._pulls: list[Callable[[Tensor], tuple[Parameters]]] = [pair[1] for pair in pairs]
+        self.residuals: list[Tensor] = []
+        self._pulls: list[Pull] = []
+        for number, piece in enumerate(pieces):
+            residual, pull = vjp(piece, at)[:2]
+            self.residuals.append(residual.detach())
+            self._pulls.append(pull if room is None or number < room else self._again(piece))
+
+    def _again(self, piece: Residual) -> Pull:
+        def pull(vector: Tensor) -> tuple[Parameters]:
+            pulled: tuple[Parameters] = vjp(piece, self._at)[1](vector)
+            return pulled
+
+        return pull
 
     def pulled(self, vectors: Sequence[Tensor]) -> Parameters:
         """Σ J^T v, a vector per piece."""

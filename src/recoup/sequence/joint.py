@@ -25,10 +25,10 @@ from recoup.structure.route import Route, Stop, Stretch
 
 # Conjugate-gradient iterations of every Gauss-Newton step.
 ITERATIONS = 4
-# Images that take part in a joint refit: as many as have so many bytes of activations, and this many at least. Every
-# step runs forwards and backwards over them some twenty times. Where images are small, deep in a network, many are
-# needed, and many can be had.
-BYTES, LEAST_IMAGES = 8 << 30, 2000
+# Images that take part in a joint refit: as many as have so many bytes of activations, and on a GPU and elsewhere this
+# many at least. Every step runs forwards and backwards over them some twenty times. Where images are small, deep in a
+# network, many are needed, and many can be had.
+BYTES, GPU_IMAGES, CPU_IMAGES = 8 << 30, 2000, 200
 # A step that lowers the held-out error by less than this share is the last.
 WORTHWHILE = 0.01
 
@@ -72,14 +72,16 @@ class JointRefits:
 
 def refit_jointly(work: Adjustable, walk: Lockstep, stretch: Stretch, sample: Sample, steps: int) -> Parameters | None:
     """Changes that make what leaves the stretch more like the original's on held-out images; None if none do."""
-    images = max(LEAST_IMAGES, walk.bearable(stretch, BYTES))
+    least = GPU_IMAGES if walk.device.type == "cuda" else CPU_IMAGES
+    images = max(least, walk.bearable(stretch, BYTES))
     seen = list(passages(walk, stretch, sample.seen, images))
     held = passages(walk, stretch, sample.held, images // (HELD_OUT - 1))
     work.whiten(seen)
     fitting, judging = ([work.residual(passage) for passage in side] for side in (seen, held))
     start = found = work.start()
+    room = _room(walk, stretch)
     for _ in range(steps):
-        found, after, before = gauss_newton(fitting, judging, found, ITERATIONS)
+        found, after, before = gauss_newton(fitting, judging, found, ITERATIONS, room)
         if not after < (1 - WORTHWHILE) * before:
             break
     return None if found is start else found
@@ -88,10 +90,16 @@ def refit_jointly(work: Adjustable, walk: Lockstep, stretch: Stretch, sample: Sa
 def passages(walk: Lockstep, stretch: Stretch, places: Sequence[int], images: int) -> Iterator[Passage]:
     """Up to so many images on their way through a stretch, a bounded number of them at a time."""
     step = walk.bearable(stretch, work_of(walk.device))
-    images = min(images, walk.bearable(stretch, memory_of(walk.device)))
+    images = min(images, walk.storable(stretch, memory_of(walk.device) // 2))
     for passage in walk.passages(stretch, places):
         for part in passage.split(max(1, min(step, images))):
             if images <= 0:
                 return
             yield part.pick(torch.arange(min(images, part.size)))
             images -= part.size
+
+
+def _room(walk: Lockstep, stretch: Stretch) -> int:
+    """How many of the parts that `passages` makes may stay in memory with all their activations."""
+    at_once = walk.bearable(stretch, work_of(walk.device))
+    return walk.bearable(stretch, memory_of(walk.device) // 2) // at_once

@@ -157,9 +157,11 @@ class Lockstep:
 
     def bearable(self, stretch: Stretch, limit: int) -> int:
         """How many samples at a time keep the activations of a stretch, and their derivatives, within so many bytes."""
-        values = [value for node in stretch.nodes for value in tensors_in(node.meta.get("val"))]
-        sizes = [value.numel() * value.element_size() for value in values]
-        return max(1, limit // max(1, COPIES * sum(sizes)))
+        return _fitting(limit, COPIES, stretch.nodes)
+
+    def storable(self, stretch: Stretch, limit: int) -> int:
+        """How many samples keep what enters and leaves a stretch, whole and cut, within so many bytes."""
+        return _fitting(limit, 2, [self._by_name[name] for name in (*stretch.entries, *stretch.exits)])
 
     def rewrite(self, stretch: Stretch, tensors: Mapping[str, Tensor]) -> None:
         """Write tensors of a stretch that all batches have just passed, and let them pass it again."""
@@ -268,6 +270,11 @@ class Lockstep:
 COPIES = 4
 # An output scaled down to less than this share of the most scaled one is not used to correct a skip.
 REACHED = 1e-3
+
+
+def _fitting(limit: int, copies: int, nodes: Sequence[fx.Node]) -> int:
+    values = [value for node in nodes for value in tensors_in(node.meta.get("val"))]
+    return max(1, limit // max(1, copies * sum(value.numel() * value.element_size() for value in values)))
 
 
 def _call(node: fx.Node, look: Callable[[fx.Node], Any]) -> Any:
