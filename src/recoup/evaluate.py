@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from recoup.batches import Stream, device_of, inputs_of, is_labelled_pair, require_repeatable
+from recoup.batches import Inputs, Stream, device_of, inputs_of, is_labelled_pair, require_repeatable
 from recoup.errors import CalibrationError
 
 Evaluate: TypeAlias = Callable[[nn.Module], float]
@@ -36,20 +37,30 @@ def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
     return 100.0 * int(right) / seen
 
 
-def answers(model: nn.Module, batches: Iterable[Any]) -> Tensor:
-    """The place of the largest output for every sample (n,); labels in the batches are not looked at."""
-    device = device_of(model)
-    found = []
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """One pass over batches: for every sample the place of the largest output (n,), the label (n,) where there is one,
+    and a number made of its inputs, by which another pass can be seen to have the same samples in the same order (n,).
+    """
+
+    answers: Tensor
+    labels: Tensor | None
+    marks: Tensor
+
+
+def read_answers(model: nn.Module, batches: Iterable[Any]) -> Reading:
+    """What a model answers, and to what."""
+    device, stream = device_of(model), Stream(batches, "validation")
+    is_labelled = is_labelled_pair(stream.first, model)
+    answers, labels, marks = [], [], []
     with evaluating(model):
-        for batch in Stream(batches, "validation"):
-            inputs = inputs_of(batch, model).to(device)
-            found.append(_scores(inputs.call(model), inputs.size).argmax(dim=1))
-    return torch.cat(found)
-
-
-def labels_of(model: nn.Module, batches: Iterable[Any]) -> Tensor:
-    """The label of every sample (n,)."""
-    return torch.cat([_labels(batch[1], inputs_of(batch, model).size) for batch in Stream(batches, "validation")])
+        for batch in stream:
+            inputs = inputs_of(batch, model)
+            marks.append(_marks(inputs))
+            if is_labelled:
+                labels.append(_labels(batch[1], inputs.size).to(device))
+            answers.append(_scores(inputs.to(device).call(model), inputs.size).argmax(dim=1))
+    return Reading(torch.cat(answers), torch.cat(labels) if is_labelled else None, torch.cat(marks))
 
 
 def divergence(model: nn.Module, original: nn.Module, batches: Iterable[Any]) -> float:
@@ -100,6 +111,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def _marks(inputs: Inputs) -> Tensor:
+    """The sum of all that is real in the inputs of every sample (n,)."""
+    size = inputs.size
+    parts = [tensor for tensor in inputs.tensors() if tensor.dim() and len(tensor) == size and not tensor.is_complex()]
+    sums = [tensor.nan_to_num().reshape(size, -1).sum(dim=1, dtype=torch.float64).cpu() for tensor in parts]
+    return torch.stack(sums).sum(dim=0) if sums else torch.zeros(size, dtype=torch.float64)
 
 
 def _labels(given: Any, samples: int) -> Tensor:

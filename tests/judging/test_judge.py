@@ -143,3 +143,40 @@ def test_a_measure_is_taken_at_its_word():
     assert (verdict.score, verdict.drop, verdict.bound) == (75.0, 5.0, 5.0)
     better = judge(Known(-1.0))
     assert (better.drop, better.bound) == (-10.0, -10.0)
+
+
+class Shuffled:
+    """The same batches, in another order every time they are read."""
+
+    def __init__(self, batches, of_batches=True):
+        self.batches, self.of_batches, self.generator = batches, of_batches, torch.Generator().manual_seed(0)
+
+    def __iter__(self):
+        if self.of_batches:
+            return iter([self.batches[i] for i in torch.randperm(len(self.batches), generator=self.generator)])
+        orders = [torch.randperm(len(x), generator=self.generator) for x, _ in self.batches]
+        return iter([(x[order], y[order]) for (x, y), order in zip(self.batches, orders, strict=True)])
+
+
+@pytest.mark.parametrize("of_batches", [True, False])
+def test_images_in_another_order_are_refused(of_batches):
+    batches = Shuffled(labelled(100, 0.3), of_batches)
+    judge = ByImages(Known(0.3), batches, 0.95)
+    assert judge.base == 100.0  # labels and answers are of the same pass
+    with pytest.raises(CalibrationError, match="another order"):
+        judge(Known(0.3))
+
+
+def test_other_images_are_refused():
+    class Noisy:
+        def __iter__(self):
+            return iter([x + 0.001 * torch.rand(1) for x in inputs(20)])
+
+    judge = ByImages(Known(0.3), Noisy(), 0.95)
+    with pytest.raises(CalibrationError, match="other images"):
+        judge(Known(0.3))
+
+
+def test_images_with_missing_values_are_the_same_images():
+    x = torch.tensor([[0.1], [float("nan")], [0.9]])
+    assert ByImages(Known(0.3), [x], 0.95)(Known(0.3)).drop == 0.0

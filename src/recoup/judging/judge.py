@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from recoup.batches import Stream, is_labelled_pair, require_repeatable
-from recoup.evaluate import Evaluate, answers, labels_of
+from recoup.batches import require_repeatable
+from recoup.errors import CalibrationError
+from recoup.evaluate import Evaluate, read_answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +62,22 @@ class ByImages:
     def __init__(self, model: nn.Module, batches: Iterable[Any], confidence: float) -> None:
         require_repeatable(batches, "validation")
         self._batches, self._z = batches, NormalDist().inv_cdf(confidence)
-        is_labelled = is_labelled_pair(Stream(batches, "validation").first, model)
-        self.what = "accuracy" if is_labelled else "agreement"
-        given = answers(model, batches)
-        self._truth = labels_of(model, batches).to(given.device) if is_labelled else given
-        self._right = given == self._truth
+        first = read_answers(model, batches)
+        self.what = "agreement" if first.labels is None else "accuracy"
+        self._marks, self._truth = first.marks, first.answers if first.labels is None else first.labels
+        self._right = first.answers == self._truth
         self.base = 100.0 * float(self._right.double().mean())
 
     def __call__(self, candidate: nn.Module, /) -> Verdict:
         """Points lost, and the bound on them."""
-        right = answers(candidate, self._batches) == self._truth
+        reading = read_answers(candidate, self._batches)
+        if not torch.equal(reading.marks, self._marks):
+            raise CalibrationError(
+                "validation gives other images, or the same in another order, when it is read again, so that two "
+                "networks cannot be compared on it. Turn shuffling and random augmentation off, or give a list of "
+                "batches."
+            )
+        right = reading.answers == self._truth
         lost = self._right.double() - right.double()
         return Verdict(100 * float(right.double().mean()), 100 * float(lost.mean()), 100 * self._bound(lost))
 
