@@ -82,6 +82,34 @@ class Fixed(nn.Module):
         return self.head(torch.cat(maps).mean((2, 3)))
 
 
+class Windows(nn.Module):
+    """Two layers on whole images, and two on their quarters, which are no longer in one row per image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = nn.Conv2d(3, 6, 1), nn.Linear(6, 16), nn.Linear(16, 6)
+        self.c, self.d, self.head = nn.Linear(6, 12), nn.Linear(12, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).permute(0, 2, 3, 1)
+        x = x + self.b(torch.relu(self.a(x)))
+        y = x.reshape(-1, 2, 4, 2, 4, 6).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, 6)
+        y = self.d(torch.relu(self.c(y))).reshape(-1, 2, 2, 4, 4, 6)
+        return self.head((x + y.permute(0, 1, 3, 2, 4, 5).reshape(-1, 8, 8, 6)).mean((1, 2)))
+
+
+class Judged(nn.Module):
+    """Returns class scores with a number for the whole batch and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = self.head(torch.relu(self.b(torch.relu(self.a(x)))))
+        return x.square().mean(), x, x > 0
+
+
 def bench(model: nn.Module, batch: Any, keep: Any = None, seed: int = 3, **settings: Any) -> Bench:
     """`keep` is a mask over all channels, or one by group (those not named stay whole); drawn without it."""
     sample = sample_of(model, [batch])

@@ -74,3 +74,10 @@ def test_results_agree_up_to_rounding_and_in_shape():
     assert agree(a, {"x": torch.ones(3) + 1e-5, "count": 4})
     assert not agree(a, {"x": torch.ones(3) + 1e-2})
     assert not agree(a, {"x": torch.ones(4)})
+
+
+def test_values_that_are_no_real_numbers_agree_only_if_equal():
+    mask = {"x": torch.tensor([True, False])}
+    assert agree(mask, {"x": torch.tensor([True, False])})
+    assert not agree(mask, {"x": torch.tensor([True, True])})
+    assert not agree({"x": torch.tensor([5000, 1])}, {"x": torch.tensor([5001, 1])})

@@ -8,9 +8,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recoup.algebra.gauss_newton import total
 from recoup.judging.sample import sample_of
 from recoup.sequence import joint as refits
+from recoup.sequence.adjusting import _spread
 from recoup.sequence.joint import JointRefits, passages, refit_jointly
 from recoup.sequence.refit import recover_in_sequence
-from tests.sequence.bench import bench, zoo_bench
+from tests.sequence.bench import Judged, Windows, bench, zoo_bench
 from tests.zoo import seeded
 
 
@@ -69,12 +70,12 @@ def test_the_shortened_float32_of_a_gpu_does_not_decide_whether_a_stretch_is_sou
     class Watched(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             if function is torch.ops.aten.tanh.default:
-                seen.append(torch.backends.cudnn.allow_tf32)
+                seen.append(torch.backends.cudnn.conv.fp32_precision)
             return function(*args, **(kwargs or {}))
 
     with Watched():
         assert work.is_sound(passage)
-    assert seen == [False, False]
+    assert seen == ["ieee", "ieee"]
     assert torch.backends.cudnn.allow_tf32
     walk.close()
 
@@ -197,3 +198,77 @@ def test_a_stretch_through_something_without_a_derivative_stays_as_it_is():
         found = bench(Hard().double().eval(), torch.randn(100, 6).double(), {"a": torch.arange(8) < 4}, joint=2)
     plan = recover_in_sequence(found.calibration, found.sample, found.keep, found.start)
     assert all(bool(value.isfinite().all()) for value in plan.weights.values())
+
+
+def refitted(found):
+    plan = recover_in_sequence(found.calibration, found.sample, found.keep, found.start)
+    assert all(bool(value.isfinite().all()) for value in plan.weights.values())
+    return plan
+
+
+def test_a_stretch_through_something_that_autograd_refuses_stays_as_it_is():
+    class Step(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 5)
+
+        def forward(self, x):
+            x = self.a(x)
+            return self.b(torch.heaviside(x, torch.zeros_like(x)))
+
+    with seeded(0):
+        found = bench(Step().double().eval(), torch.randn(100, 6).double(), {"a": torch.arange(8) < 4}, joint=2)
+    walk, _, work = opened(found)
+    assert work is None
+    walk.close()
+    refitted(found)
+
+
+@pytest.mark.parametrize("samples", [5, 10, 40])
+def test_a_stretch_that_does_not_leave_one_row_per_sample_stays_as_it_is(samples, monkeypatch):
+    """What leaves the first stretch, and enters the second, cannot be cut to a few samples."""
+    with seeded(0):
+        model, images = Windows().double().eval(), torch.randn(samples, 3, 8, 8).double()
+        found = bench(model, images, {"a": torch.arange(16) < 8, "c": torch.arange(12) < 6}, joint=1)
+    for number in range(2):
+        walk, _, work = opened(found, number)
+        assert work is None
+        walk.close()
+    monkeypatch.setattr(refits, "work_of", lambda device: 1)  # one sample at a time
+    refitted(found)
+
+
+def test_a_number_for_the_whole_batch_and_a_mask_take_no_part():
+    with seeded(0):
+        model, images = Judged().double().eval(), torch.randn(400, 8).double()
+        found = bench(model, images, {"b": torch.arange(16) < 8}, joint=2)
+    walk, _, work = opened(found)
+    assert work is not None
+    walk.close()
+    assert not torch.equal(refitted(found).weights["b.weight"], found.calibration.parameters["b.weight"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_refits_as_float32_does(dtype):
+    falls = []
+    for kind in (torch.float32, dtype):
+        with seeded(0):
+            layers = nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 8, 3, padding=1)
+            model, images = nn.Sequential(*layers).to(kind).eval(), torch.randn(50, 3, 16, 16).to(kind)
+            found = bench(model, images, {"0": torch.arange(12) < 6}, joint=2)
+        walk, stretch, work = opened(found)
+        changes = refit_jointly(work, walk, stretch, found.sample, 2)
+        assert all(part.dtype == torch.float32 for part in changes)
+        losses = [held_out(found, walk, stretch, work, at) for at in (work.start(), changes)]
+        assert {value.dtype for value in work.tensors(changes).values()} == {kind}
+        falls.append(losses[1] / losses[0])
+        walk.close()
+    assert falls[0] < 0.9
+    assert falls[1] == pytest.approx(falls[0], abs=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_spread_of_many_values_is_finite_in_low_precision(dtype):
+    with seeded(0):
+        value = torch.randn(200, 16, 16, 16)
+    assert _spread(value.to(dtype)) == pytest.approx(_spread(value), rel=1e-2)

@@ -351,3 +351,12 @@ def test_samples_are_picked_from_everything_that_has_them():
     assert picked.entries["x"].tolist() == [[8.0, 9.0], [0.0, 1.0]]
     assert picked.exits["y"].tolist() == [[9.0, 10.0], [1.0, 2.0]]
     assert torch.equal(picked.entries["scale"], torch.ones(3))
+
+
+def test_a_value_without_samples_does_not_count_them():
+    passage = Passage({"x": torch.arange(6.0)}, {"loss": torch.tensor(1.0), "y": torch.arange(6.0)})
+    few = passage.pick(torch.tensor([1, 4]))
+    assert passage.size == 6 and few.size == 2
+    assert few.exits["loss"] is passage.exits["loss"]
+    assert [part.size for part in passage.split(4)] == [4, 2]
+    assert Passage({}, {"loss": torch.tensor(1.0)}).size == 1

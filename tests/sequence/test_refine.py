@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import nn
 
+from recoup.sequence.lockstep import Lockstep
 from recoup.sequence.refine import refine
 from recoup.structure.verify import prove
-from tests.sequence.bench import Written, bench, zoo_bench
+from tests.sequence.bench import Judged, Written, bench, zoo_bench
 from tests.zoo import ZOO, seeded
 
 
@@ -123,3 +124,62 @@ def test_the_model_and_the_start_are_as_before():
     assert all(torch.equal(value, before[name]) for name, value in found.model.state_dict().items())
     assert all(torch.equal(value, start[name]) for name, value in found.start.weights.items())
     assert all(parameter.grad is None for parameter in found.model.parameters())
+
+
+@pytest.mark.parametrize("step", [torch.special.bessel_j0, lambda x: torch.heaviside(x, torch.zeros_like(x))])
+def test_a_network_without_a_derivative_cannot_be_refined(step):
+    class Hard(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 5)
+
+        def forward(self, x):
+            return step(self.b(torch.relu(self.a(x))))
+
+    with seeded(0):
+        found = bench(Hard().double().eval(), torch.randn(60, 5).double(), {"a": torch.arange(8) < 4})
+    assert refined(found, 5.0) is None
+
+
+def test_a_number_for_the_whole_batch_and_a_mask_take_no_part():
+    with seeded(0):
+        found = bench(Judged().double().eval(), torch.randn(600, 8).double(), {"b": torch.arange(16) < 8})
+    assert found.reference.harm(refined(found, 0.8).weights) < found.reference.harm(found.start.weights)
+
+
+def test_what_is_returned_need_not_have_the_samples_first():
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 7)
+
+        def forward(self, x):
+            return self.b(torch.relu(self.a(x))).T
+
+    with seeded(0):
+        found = bench(Turned().double().eval(), torch.randn(600, 5).double(), {"a": torch.arange(8) < 4})
+    plan = refined(found, 0.5)
+    assert not torch.equal(plan.weights["a.weight"], found.calibration.parameters["a.weight"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_is_refined_too(dtype):
+    with seeded(0):
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5)).to(dtype)
+        half = {name: torch.arange(16) < 8 for name in "02"}
+        found = bench(model.eval(), torch.randn(1000, 8).to(dtype), half)
+    plan = refined(found, 1.5)
+    assert plan.weights["0.weight"].dtype == dtype
+    assert found.reference.harm(plan.weights) < 0.95 * found.reference.harm(found.start.weights)
+
+
+def test_nothing_is_left_on_disk(monkeypatch):
+    closed, close = [], Lockstep.close
+
+    def watched(walk):
+        closed.append(walk)
+        close(walk)
+
+    monkeypatch.setattr(Lockstep, "close", watched)
+    refined(chain(), 0.1)
+    assert len(closed) == 2

@@ -83,8 +83,8 @@ class Adjustable:
         self._whitenings: tuple[Whitening | None, ...] = (None,) * len(parts)
 
     def start(self) -> Parameters:
-        """No change at all."""
-        return tuple(torch.zeros_like(part.matrix(self._base)) for part in self._parts)
+        """No change at all; changes have at least the precision of float32, whatever the tensors have."""
+        return tuple(torch.zeros_like(_wide(part.matrix(self._base))) for part in self._parts)
 
     def tensors(self, changes: Parameters) -> dict[str, Tensor]:
         """The whole tensors with these changes to what is left of them."""
@@ -92,15 +92,30 @@ class Adjustable:
         return {name: self._cutter.restored(name, value, moved[name]) for name, value in self._whole.items()}
 
     def is_sound(self, passage: Passage) -> bool:
-        """Whether the cut stretch computes what the whole one does, up to rounding of float32 that is not shortened."""
-        few = passage.pick(torch.arange(min(2, passage.size)))
+        """Whether the cut stretch computes what the whole one does, up to rounding of float32 that is not shortened.
+
+        And whether that has the shape of what should leave it: not so where samples were picked along another dim.
+        """
         try:
             with torch.no_grad(), exact_float32():
-                whole = self._walk.run(self._stretch, few.entries, {})
-                cut = self._run(self._entries(few), self._base)
+                whole = self._walk.run(self._stretch, passage.entries, {})
+                cut = self._run(self._entries(passage), self._base)
         except RuntimeError:  # a size that does not follow the samples or the channels
             return False
+        wanted = {name: value.shape for name, value in passage.exits.items() if _is_real(value)}
+        if not wanted or any(whole[name].shape != shape for name, shape in wanted.items()):
+            return False
         return agree({name: self._cutter.value(name, value) for name, value in whole.items()}, cut)
+
+    def has_gradient(self, passage: Passage) -> bool:
+        """Whether autograd can tell how what leaves the stretch depends on its parts."""
+        changes = tuple(part.requires_grad_() for part in self.start())
+        try:
+            with torch.enable_grad():
+                torch.autograd.grad(self.residual(passage)(changes).sum(), changes, allow_unused=True)
+        except RuntimeError:  # an operation without a derivative
+            return False
+        return True
 
     def residual(self, passage: Passage) -> Residual:
         """What leaves the stretch, less what should, relative to its spread: a function of the changes."""
@@ -110,7 +125,8 @@ class Adjustable:
 
         def residual(changes: Parameters) -> Tensor:
             exits = self._run(entries, self._moved(changes))
-            return torch.cat([((exits[name] - targets[name]) / scale).flatten() for name, scale in scales.items()])
+            errors = [(_wide(exits[name]) - targets[name]) / scale for name, scale in scales.items()]
+            return torch.cat([error.flatten() for error in errors])
 
         return residual
 
@@ -132,7 +148,7 @@ class Adjustable:
         outputs = [whitened_outputs(gradients) for gradients in problem.pulled([_signs(r) for r in problem.residuals])]
         found = [Whitening(*pair) for pair in zip(inputs, outputs, strict=True)]
         if relative:
-            sizes = [part.matrix(self._base) for part in self._parts]
+            sizes = [_wide(part.matrix(self._base)) for part in self._parts]
             found = [whitening.relative_to(size) for whitening, size in zip(found, sizes, strict=True)]
         self._whitenings = tuple(found)
 
@@ -152,7 +168,7 @@ class Adjustable:
             for passage in passages:
                 self._run(self._entries(passage), self._base, watch)
         found = {name: whitened_inputs(sums[name].moments(), part.bias is not None) for name, part in wanted.items()}
-        like = next(iter(self._base.values()))
+        like = _wide(next(iter(self._base.values())))
         return [found[part.node].to(like) if part.node in found else None for part in self._parts]
 
     def _is_plain(self, part: Part) -> bool:
@@ -168,7 +184,8 @@ class Adjustable:
         moved = dict(self._base)
         for part, whitening, change in zip(self._parts, self._whitenings, changes, strict=True):
             matrix = change if whitening is None else whitening(change)
-            moved |= {name: self._base[name] + value for name, value in part.tensors(matrix, self._base).items()}
+            for name, value in part.tensors(matrix, self._base).items():
+                moved[name] = (self._base[name] + value).to(self._base[name].dtype)
         return moved
 
     def _run(
@@ -184,10 +201,16 @@ def _signs(like: Tensor) -> Tensor:
 
 
 def _is_real(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
+
+
+def _wide(value: Tensor) -> Tensor:
+    """With the precision of float32 at least."""
+    return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def _spread(value: Tensor) -> float:
     """What makes the squared residual of a value its error relative to its variance, for one sample."""
+    value = value.double()  # squares of float16 would soon be infinite
     centred = value - (value.mean(dim=0, keepdim=True) if len(value) > 1 else value.mean())
     return max(math.sqrt(float(centred.square().sum()) / max(1, len(value))), 1e-12)

@@ -66,8 +66,8 @@ class JointRefits:
         tensors = {**self._calibration.parameters, **written}
         parts = parts_of(self._calibration, stretch, tensors)
         work = Adjustable(self._cutter, walk, stretch, parts, tensors)
-        passages = walk.passages(stretch, self._sample.held[:1])
-        return work if parts and all(work.is_sound(passage) for passage in passages) else None
+        tried = map(_few, walk.passages(stretch, [*self._sample.held[:1], *self._sample.seen[:1]]))
+        return work if parts and all(work.is_sound(few) and work.has_gradient(few) for few in tried) else None
 
 
 def refit_jointly(work: Adjustable, walk: Lockstep, stretch: Stretch, sample: Sample, steps: int) -> Parameters | None:
@@ -97,6 +97,11 @@ def passages(walk: Lockstep, stretch: Stretch, places: Sequence[int], images: in
                 return
             yield part.pick(torch.arange(min(images, part.size)))
             images -= part.size
+
+
+def _few(passage: Passage) -> Passage:
+    """One or two samples, and not all of them if there are more: only then is seen whether they can be picked."""
+    return passage.pick(torch.arange(max(1, min(2, passage.size - 1))))
 
 
 def _room(walk: Lockstep, stretch: Stretch) -> int:

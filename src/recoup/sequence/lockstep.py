@@ -47,14 +47,13 @@ class Passage:
 
     @property
     def size(self) -> int:
-        """Number of samples."""
-        return len(next(iter(self.exits.values())))
+        """Number of samples: the length of the first exit that has one."""
+        return next((len(value) for value in self.exits.values() if isinstance(value, Tensor) and value.dim()), 1)
 
     def pick(self, samples: Tensor) -> Passage:
         """Only these samples (k,)."""
         size = self.size
-        places = samples.to(next(iter(self.exits.values())).device)
-        return Passage(*({n: _part(v, places, size) for n, v in side.items()} for side in (self.entries, self.exits)))
+        return Passage(*({n: _part(v, samples, size) for n, v in side.items()} for side in (self.entries, self.exits)))
 
     def split(self, step: int) -> Iterator[Passage]:
         """The same samples, up to `step` at a time."""
@@ -289,7 +288,9 @@ def _attribute(host: Standalone, name: str) -> Any:
 
 
 def _part(value: Any, part: slice | Tensor, size: int) -> Any:
-    return value[part] if isinstance(value, Tensor) and value.dim() and len(value) == size else value
+    if not isinstance(value, Tensor) or not value.dim() or len(value) != size:
+        return value
+    return value[part.to(value.device) if isinstance(part, Tensor) else part]
 
 
 def _everything(route: Route) -> frozenset[str]:

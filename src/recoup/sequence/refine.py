@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ from recoup.sequence.lockstep import Lockstep, Passage
 from recoup.sequence.parking import work_of
 from recoup.sequence.stretches import parts_of
 from recoup.sequence.varying import varied
-from recoup.structure.route import route, whole_stretch
+from recoup.structure.route import Route, route, whole_stretch
+from recoup.structure.standalone import Standalone
 
 # The first step of every parameter, in units in which 1 is the size of its layer's weights; it falls to zero over time.
 RATE = 0.004
@@ -41,7 +43,10 @@ AHEAD = 8
 def refine(
     calibration: Calibration, sample: Sample, keep: Tensor, start: Plan, seconds: float, progress: Progress = silent
 ) -> Plan | None:
-    """The plan after about `seconds` of refinement; None where the smaller network cannot be run by operations."""
+    """The plan after about `seconds` of refinement; None where the smaller network cannot be run by operations.
+
+    Or where what it returns has no derivative.
+    """
     host = calibration.traced.standalone.host
     path = route(host.graph, calibration.structure)
     if not path.is_pure or not path.stops:
@@ -51,23 +56,29 @@ def refine(
     stretch, cutter = whole_stretch(path, calibration.structure), Cutter(calibration, keep, written)
     if not cutter.runs(stretch):
         return None
-    original, pruned = (Lockstep(host, path, (), values, sample.device) for values in ({}, written))
-    work = Adjustable(cutter, pruned, stretch, parts_of(calibration, stretch, tensors), tensors)
-    draws = _Draws(sample, pruned.bearable(stretch, work_of(sample.device)), calibration.settings.seed)
+    with _walking(host, path, {}, sample.device) as original, _walking(host, path, written, sample.device) as pruned:
+        work = Adjustable(cutter, pruned, stretch, parts_of(calibration, stretch, tensors), tensors)
+        draws = _Draws(sample, pruned.bearable(stretch, work_of(sample.device)), calibration.settings.seed)
 
-    def passage(values: Mapping[str, Any]) -> Passage:
-        with torch.no_grad():
-            return Passage(values, original.run(stretch, values, {}))
+        def passage(values: Mapping[str, Any]) -> Passage:
+            with torch.no_grad():
+                return Passage(values, original.run(stretch, values, {}))
 
-    def draw(count: int) -> dict[str, Any]:
-        return pruned.entering(draws(count))
+        def draw(count: int) -> dict[str, Any]:
+            return pruned.entering(draws(count))
 
-    if not work.is_sound(passage(draw(2))):
-        return None
-    work.whiten([passage(draw(UNIT_SAMPLES))], relative=True)
-    descent = _Descent(work, passage, calibration.settings.outputs, sample.device)
-    changes = descent.run(lambda: draw(SAMPLES), seconds, progress)
+        few = passage(draw(2))
+        if not (work.is_sound(few) and work.has_gradient(few)):
+            return None
+        work.whiten([passage(draw(UNIT_SAMPLES))], relative=True)
+        descent = _Descent(work, passage, calibration.settings.outputs, sample.device)
+        changes = descent.run(lambda: draw(SAMPLES), seconds, progress)
     return assemble(calibration, keep, {**written, **work.tensors(changes)}, start.recovery)
+
+
+def _walking(host: Standalone, path: Route, written: Mapping[str, Tensor], device: torch.device) -> closing[Lockstep]:
+    """A walk of no batches, which only runs stretches."""
+    return closing(Lockstep(host, path, (), written, device))
 
 
 class _Draws:
