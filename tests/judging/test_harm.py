@@ -172,6 +172,37 @@ def test_where_scores_are_no_classes_there_is_no_gain():
     assert reference_of(model, images).gain(halves) > 1.9
 
 
+def test_values_that_look_like_class_scores_are_not_scaled_away():
+    """Values in the hundreds, a little off: the divergence would have them all near zero."""
+    with seeded(0):
+        model, images = nn.Linear(5, 4).double().eval(), torch.randn(200, 5).double()
+        model.weight.data *= 300
+        off = {"weight": model.weight.detach() + 6 * torch.randn(4, 5).double()}
+    reference = reference_of(model, images)
+    assert reference.gain(off) == 1.0
+    assert reference.harm(off) > reference.harm({name: 0.6 * value for name, value in off.items()})
+
+
+def test_scores_of_every_pixel_are_classes_where_that_is_asked_for():
+    expected, actual = torch.randn(3, 5, 4, 4), torch.randn(3, 5, 4, 4)
+    flat = [x.movedim(1, -1).reshape(-1, 5) for x in (expected, actual)]
+    torch.testing.assert_close(harm_between([expected], [actual], "classes"), harm_between([flat[0]], [flat[1]]))
+    assert harm_between([expected], [actual]) != harm_between([expected], [actual], "classes")
+
+
+def test_a_network_that_returns_no_real_value_is_refused():
+    class Answer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(5, 4)
+
+        def forward(self, x):
+            return self.a(x).argmax(1)
+
+    with pytest.raises(CalibrationError, match="returns no real values"):
+        reference_of(Answer().eval(), torch.randn(20, 5))
+
+
 @pytest.mark.parametrize("place", [0.0, 0.3, 0.5, 1.0])
 def test_a_golden_section_finds_the_lowest_point(place):
     assert golden_section(lambda x: abs(x - place), 0.0, 1.0) == pytest.approx(place, abs=1e-4)

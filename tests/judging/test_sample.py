@@ -169,3 +169,16 @@ def test_blending_keeps_the_mean_and_the_precision():
     (mixed,) = blended(Inputs((x,), {})).args
     assert mixed.dtype == torch.float16
     torch.testing.assert_close(mixed.float().mean(0), x.float().mean(0), rtol=0.0, atol=2e-3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6, 9])
+def test_every_held_out_image_is_blended_and_a_fifth_is_held_out_in_small_batches_too(size):
+    width = BATCH_BYTES["cpu"] // (4 * size)  # no two batches fit together
+    sample = sample_of(nn.Linear(width, 1), numbered([size] * 18, width))
+    held = numbers_at(sample, sample.held)
+    assert held == list(range(HELD_OUT - 1, 18 * size, HELD_OUT))
+    values = [float(row[0]) for batch in sample.judging() for row in batch.args[0]]
+    for own, value in zip(held, values, strict=True):
+        partner = (value - OWN_SHARE * own) / (1 - OWN_SHARE)
+        assert round(partner) in held and round(partner) != own
+        assert partner == pytest.approx(round(partner), abs=1e-3)

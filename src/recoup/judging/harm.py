@@ -11,18 +11,21 @@ from torch import Tensor
 from torch.func import functional_call
 
 from recoup.batches import Inputs, call_checked, tensors_in
+from recoup.errors import CalibrationError
 from recoup.structure.standalone import Standalone
 
 # Between which factors on class scores the best one is looked for, and by how many sections.
 GAINS = (0.5, 2.0)
 SECTIONS = 20
+# By how much a factor may multiply the squared error of the scores: one that does more is none of class scores.
+MOST_ERROR = 2.0
 
 
 class Reference:
     """The original's outputs on some batches, to compare with.
 
-    For class scores (n, classes) the harm is the mean Kullback-Leibler divergence in nats, otherwise the squared error
-    relative to the variance of the outputs, averaged over them.
+    For class scores (n, classes), or (n, classes, ...) if asked for, the harm is the mean Kullback-Leibler divergence
+    in nats, otherwise the squared error relative to the variance of the outputs, averaged over them.
     """
 
     def __init__(
@@ -33,6 +36,12 @@ class Reference:
         self._numbers = numbers or range(1, len(batches) + 1)
         self._names = {name for name, _ in [*host.named_parameters(), *host.named_buffers()]}
         self._expected = self._run({})
+        if not all(self._expected):
+            raise CalibrationError(
+                "the model returns no real values with a dim for samples, so nothing can be compared with the "
+                "original. Prune the part of it that makes scores or features, or use preset='paper', which compares "
+                "nothing."
+            )
 
     def harm(self, tensors: Mapping[str, Tensor]) -> float:
         """The harm of running the network with other tensors."""
@@ -41,7 +50,8 @@ class Reference:
     def gain(self, tensors: Mapping[str, Tensor]) -> float:
         """The factor on the class scores with which the harm is least, 1 where there are none.
 
-        The divergence is convex in that factor, so a golden section finds it.
+        The divergence is convex in that factor, so a golden section finds it. Values that merely look like class scores
+        have a divergence too, and the factor would ruin them: it is 1 where their squared error says so.
         """
         if not all(_are_classes(expected, self._kind) for expected in self._expected):
             return 1.0
@@ -50,8 +60,11 @@ class Reference:
         def harm(factor: float) -> float:
             return self._mean(found, lambda expected, actual: _divergence(expected[0], factor * actual[0]))
 
+        def error(factor: float) -> float:
+            return self._mean(found, lambda expected, actual: _relative_error(expected[0], factor * actual[0]))
+
         best = golden_section(harm, *GAINS)
-        return best if harm(best) < harm(1.0) else 1.0
+        return best if harm(best) < harm(1.0) and error(best) <= MOST_ERROR * error(1.0) else 1.0
 
     def _mean(self, found: Sequence[list[Tensor]], between: Callable[[list[Tensor], list[Tensor]], Tensor]) -> float:
         """The mean over all samples of what lies between the expected outputs of a batch and those found."""
@@ -77,13 +90,14 @@ def harm_between(expected: Sequence[Tensor], actual: Sequence[Tensor], kind: str
     """The harm in one batch, for all the outputs of two networks."""
     if _are_classes(expected, kind):
         return _divergence(expected[0], actual[0])
-    errors = [_relative_error(a.double(), b.double()) for a, b in zip(expected, actual, strict=True)]
+    errors = [_relative_error(a, b) for a, b in zip(expected, actual, strict=True)]
     return torch.stack(errors).mean()
 
 
 def _are_classes(outputs: Sequence[Tensor], kind: str) -> bool:
-    is_asked = kind == "classes" or (kind == "auto" and len(outputs) == 1)
-    return is_asked and outputs[0].dim() == 2 and outputs[0].shape[1] > 1
+    if kind == "classes":
+        return outputs[0].dim() >= 2 and outputs[0].shape[1] > 1
+    return kind == "auto" and len(outputs) == 1 and outputs[0].dim() == 2 and outputs[0].shape[1] > 1
 
 
 def _divergence(expected: Tensor, actual: Tensor) -> Tensor:
@@ -113,6 +127,7 @@ def golden_section(function: Callable[[float], float], low: float, high: float) 
 
 
 def _relative_error(expected: Tensor, actual: Tensor) -> Tensor:
+    expected, actual = expected.double(), actual.double()
     centre = expected.mean(dim=0, keepdim=True) if len(expected) > 1 else expected.mean()
     spread = (expected - centre).square().mean()
     return (expected - actual).square().mean() / spread.clamp(min=torch.finfo(torch.float32).tiny)

@@ -31,6 +31,10 @@ class Judge(Protocol):
     base: float
     what: str
 
+    def require_enough(self, tolerance: float) -> None:
+        """Refuse a tolerance that not even the original could be seen to keep."""
+        ...
+
     def __call__(self, candidate: nn.Module, /) -> Verdict:
         """What the candidate has lost."""
         ...
@@ -44,6 +48,9 @@ class ByMeasure:
     def __init__(self, model: nn.Module, measure: Evaluate) -> None:
         self._measure = measure
         self.base = measure(model)
+
+    def require_enough(self, tolerance: float) -> None:
+        """Any tolerance can be seen to be kept."""
 
     def __call__(self, candidate: nn.Module, /) -> Verdict:
         """What the measure says."""
@@ -61,12 +68,28 @@ class ByImages:
 
     def __init__(self, model: nn.Module, batches: Iterable[Any], confidence: float) -> None:
         require_repeatable(batches, "validation")
-        self._batches, self._z = batches, NormalDist().inv_cdf(confidence)
+        self._batches, self._confidence, self._z = batches, confidence, NormalDist().inv_cdf(confidence)
         first = read_answers(model, batches)
         self.what = "agreement" if first.labels is None else "accuracy"
         self._marks, self._truth = first.marks, first.answers if first.labels is None else first.labels
         self._right = first.answers == self._truth
         self.base = 100.0 * float(self._right.double().mean())
+
+    def require_enough(self, tolerance: float) -> None:
+        """Refuse a tolerance below the bound of no difference at all.
+
+        Raises:
+            CalibrationError: there are too few images.
+        """
+        least, count = 100 * self._z**2 / len(self._right), len(self._right)
+        if least < tolerance:
+            return
+        raise CalibrationError(
+            f"{count} images cannot tell with {self._confidence:.0%} confidence that less than {tolerance:g} points "
+            f"are lost: even if no answer changed on them, {least:.2f} might be. Give at least "
+            f"{math.floor(100 * self._z**2 / tolerance) + 1} validation images, a larger tolerance, or settings with "
+            "less confidence."
+        )
 
     def __call__(self, candidate: nn.Module, /) -> Verdict:
         """Points lost, and the bound on them."""

@@ -48,8 +48,10 @@ class Sample:
         return Sample(self.batches[:end], self.numbers[:end], seen, held, self.device)
 
     def judging(self) -> list[Inputs]:
-        """Held-out images, each blended with another one."""
-        return [blended(self.batches[place]).to(self.device) for place in self.held]
+        """Held-out images, each blended with another one: of the next batch where it is alone in its own."""
+        held = [self.batches[place] for place in self.held]
+        pairs = zip(held, [*held[1:], *held[:1]], strict=True)
+        return [_blended_with(batch, following).to(self.device) for batch, following in pairs]
 
 
 def sample_of(model: nn.Module, batches: Iterable[Any]) -> Sample:
@@ -64,14 +66,17 @@ def sample_of(model: nn.Module, batches: Iterable[Any]) -> Sample:
     parts: list[Inputs] = []
     numbers: list[str] = []
     held: list[int] = []
+    count = 0
     for number, inputs in _regrouped(given, BATCH_BYTES.get(device.type, BATCH_BYTES["cpu"])):
-        judging = torch.arange(inputs.size) % HELD_OUT == HELD_OUT - 1
-        parts.append(inputs.pick(~judging))
+        judging = torch.arange(count, count + inputs.size) % HELD_OUT == HELD_OUT - 1
+        count += inputs.size
+        if not bool(judging.all()):
+            parts.append(inputs.pick(~judging))
         if bool(judging.any()):
             held.append(len(parts))
             parts.append(inputs.pick(judging))
         numbers += [number] * (len(parts) - len(numbers))
-    held = held or _whole_batches(len(parts))
+    held = held or ([len(parts) - 1] if len(parts) > 1 else [])
     if not held:
         raise CalibrationError(
             f"{sum(part.size for part in parts)} calibration images are too few: a fifth of them is held out to judge "
@@ -79,11 +84,6 @@ def sample_of(model: nn.Module, batches: Iterable[Any]) -> Sample:
         )
     seen = tuple(place for place in range(len(parts)) if place not in set(held))
     return Sample(tuple(parts), tuple(numbers), seen, tuple(held), device)
-
-
-def _whole_batches(count: int) -> list[int]:
-    """Places to hold out where every batch is too small to be divided."""
-    return list(range(HELD_OUT - 1, count, HELD_OUT)) or ([count - 1] if count > 1 else [])
 
 
 def _checked(inputs: Inputs, number: int) -> Inputs:
@@ -135,6 +135,12 @@ def _joined(parts: list[Inputs]) -> Inputs:
         return parts[0]
     columns = iter(list(zip(*(part.tensors() for part in parts), strict=True)))
     return parts[0].map(lambda _: torch.cat(next(columns)))
+
+
+def _blended_with(inputs: Inputs, other: Inputs) -> Inputs:
+    if inputs.size > 1 or not _fit_together(inputs, other.first(1)):
+        return blended(inputs)
+    return blended(_joined([inputs, other.first(1)])).first(1)
 
 
 def blended(inputs: Inputs) -> Inputs:
