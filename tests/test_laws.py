@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from torch import nn
 
 import recoup
 from recoup.batches import inputs_of
@@ -226,6 +227,54 @@ def test_the_callers_model_is_untouched(name):
     assert len(next(model.modules())._forward_hooks) == 1
     assert all(module.training for module in result.model.modules())
     assert all(p.grad is None for p in model.parameters())
+
+
+class InPlace(nn.Module):
+    """A network that scales its images where they lie."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = ZOO["plain"].build(6)
+
+    def forward(self, x):
+        return self.body(x.sub_(0.5).div_(0.25))
+
+
+@pytest.mark.parametrize("preset", ["paper", "best"])
+@pytest.mark.parametrize(
+    "goal", [{"budget": recoup.Budget(macs=0.6)}, {"tolerance": 90.0}], ids=["budget", "tolerance"]
+)
+def test_the_callers_images_are_untouched_by_a_network_that_writes_into_them(preset, goal):
+    images, checked = ZOO["plain"].batch(60), ZOO["plain"].batch(60, seed=2)
+    before = images.clone(), checked.clone()
+    validation = {"validation": [(checked, torch.arange(60) % 4)]} if "tolerance" in goal else {}
+    result = recoup.prune(InPlace(), [images], preset=preset, **goal, **validation)
+    assert torch.equal(images, before[0])
+    assert torch.equal(checked, before[1])
+    assert result.report.proof.difference <= result.report.proof.allowed
+
+
+def test_a_network_that_writes_into_its_images_is_judged_on_what_it_was_given():
+    """As the same network that does not write is."""
+    images, model, budget = ZOO["plain"].batch(60), InPlace(), recoup.Budget(macs=0.6)
+    writing = recoup.prune(model, [images], budget=budget)
+    plain = recoup.prune(model.body, [(images - 0.5) / 0.25], budget=budget)
+    assert [group.after for group in writing.report.groups] == [group.after for group in plain.report.groups]
+    assert writing.report.held_out["one pass"] == pytest.approx(plain.report.held_out["one pass"], rel=1e-6)
+
+
+@pytest.mark.parametrize("preset", ["paper", "fast", "best"])
+def test_a_block_that_is_dead_inside_goes_down_to_one_channel(preset):
+    """Whatever it reads, the second layer of the block has seen nothing but zeros."""
+    model = ZOO["residual"].build(6)
+    norm = model.b[0][1]
+    nn.init.zeros_(norm.weight)
+    nn.init.constant_(norm.bias, -1.0)
+    images = ZOO["residual"].batch(60)
+    result = recoup.prune(model, [images], budget=recoup.Budget(macs=0.6), preset=preset)
+    assert {group.name: group.after for group in result.report.groups}["b.0.0"] == 1
+    assert result.report.proof.difference <= result.report.proof.allowed
+    assert all(p.isfinite().all() for p in result.model.parameters())
 
 
 @names

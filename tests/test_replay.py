@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -78,3 +80,50 @@ def test_gradient_steps_are_the_same_as_without(device):
             run({"x": torch.tensor(1.0 + number, device=device)})
         found.append(weight.detach().clone())
     torch.testing.assert_close(*found)
+
+
+class Interrupted(BaseException):
+    """Stands for a KeyboardInterrupt, which would end pytest."""
+
+
+def interrupted_when_recorded():
+    calls = []
+
+    def step(_):
+        calls.append(None)
+        if len(calls) == REHEARSALS + 1:
+            raise Interrupted
+
+    return step
+
+
+def test_an_interruption_passes_and_leaves_nothing_recording(device):
+    replay = Replay(interrupted_when_recorded(), device)
+    for _ in range(REHEARSALS):
+        replay()
+    with pytest.raises(Interrupted):
+        replay()
+    assert float(torch.rand(3, device=device).sum()) > 0  # neither a copy to the host nor chance may be recorded
+
+
+@pytest.mark.parametrize(("error", "passes"), [(RuntimeError, False), (ValueError, True), (Interrupted, True)])
+def test_whatever_ends_a_step_ends_its_recording(monkeypatch, error, passes):
+    events = []
+
+    class Graph:
+        def capture_begin(self):
+            events.append("begin")
+
+        def capture_end(self):
+            events.append("end")
+            raise RuntimeError("the recording has failed")
+
+    def step(_):
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr("recoup.replay._recorded_nothing", lambda: events.append("nothing"))
+    replay = Replay(step, torch.device("cpu"))
+    with pytest.raises(error) if passes else nullcontext():
+        assert replay._recorded() is None
+    assert events == ["begin", "end", "nothing"]

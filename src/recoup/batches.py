@@ -34,8 +34,12 @@ class Inputs:
         return Inputs(tuple(args), kwargs)
 
     def to(self, device: torch.device) -> Inputs:
-        """The same call with its tensors on `device`."""
-        return self.map(lambda tensor: tensor.to(device))
+        """The same call with copies of its tensors on `device`: a model may write into what it is given."""
+        return self.map(lambda tensor: tensor.to(device, copy=True))
+
+    def copy(self) -> Inputs:
+        """The same call with copies of its tensors."""
+        return self.map(Tensor.clone)
 
     @property
     def size(self) -> int:
@@ -149,9 +153,10 @@ def length_of(batches: Iterable[Any]) -> int | None:
 
 
 def call_checked(model: Callable[..., Any], inputs: Inputs, number: object) -> Any:
-    """What the model returns, with an error that names the batch where it fails."""
+    """What the model returns for a copy of the inputs, with an error that names the batch where it fails."""
+    own = inputs.copy()
     try:
-        return model(*inputs.args, **inputs.kwargs)
+        return model(*own.args, **own.kwargs)
     except CalibrationError as error:
         raise CalibrationError(f"calibration batch {number}: {error}") from error
     except Exception as error:  # user code

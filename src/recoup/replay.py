@@ -53,11 +53,13 @@ class Replay:
         graph.capture_begin()
         try:
             self._step(self._values)
-        except RuntimeError:  # an operation that waits for the GPU, or is not made for recording
+        except BaseException as error:  # whatever it is, the stream must not go on recording
             with suppress(RuntimeError):  # the same failure once more
                 graph.capture_end()
             _recorded_nothing()
-            return None
+            if isinstance(error, RuntimeError):  # an operation that waits for the GPU, or is not made for recording
+                return None
+            raise
         graph.capture_end()
         return graph
 

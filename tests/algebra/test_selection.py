@@ -127,6 +127,28 @@ def test_a_channel_that_no_layer_reads_is_worth_nothing():
         assert selector(problem(wider, width=4)).order[-1] == 3
 
 
+def constant(width, rows, outputs):
+    """A layer whose inputs never vary."""
+    one = layer(width, rows, outputs, seed=0)
+    return Layer(torch.zeros_like(one.covariance), one.weight, one.channel_of)
+
+
+@pytest.mark.parametrize("selector", [forward, backward])
+@pytest.mark.parametrize("ridge", [0.0, 1e-3])
+def test_a_layer_whose_inputs_never_vary_costs_nothing(selector, ridge):
+    ranking = selector(problem(constant(4, 3, 5), width=4, ridge=ridge))
+    assert sorted(ranking.order.tolist()) == [0, 1, 2, 3]
+    assert torch.equal(ranking.loss, torch.zeros(5).double())
+
+
+@pytest.mark.parametrize("selector", [forward, backward])
+def test_a_layer_whose_inputs_never_vary_leaves_the_choice_to_the_others(selector):
+    other = layer(4, 2, 5, seed=2)
+    alone, beside = selector(problem(other, width=4)), selector(problem(constant(4, 3, 5), other, width=4))
+    assert torch.equal(alone.order, beside.order)
+    assert torch.equal(alone.loss, beside.loss)
+
+
 def test_nothing_free_is_an_order_of_everything():
     asked = problem(layer(3, 1, 2, seed=0), width=3, free=torch.zeros(3, dtype=torch.bool))
     for selector in (forward, backward):

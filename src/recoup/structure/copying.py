@@ -6,7 +6,7 @@ import copy
 import gc
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -66,11 +66,31 @@ def without_collection() -> Iterator[None]:
 
 @contextmanager
 def exact_float32() -> Iterator[None]:
-    """Switch off the reduced-precision float32 modes of CUDA convolutions and products, and put them back after."""
-    matmul = torch.backends.cuda.matmul
-    before = (torch.backends.cudnn.allow_tf32, matmul.allow_tf32)
-    torch.backends.cudnn.allow_tf32, matmul.allow_tf32 = False, False
+    """Switch off the reduced-precision float32 modes of convolutions and products, and put them back after."""
+    with ExitStack() as switches:
+        for owner, name, exact in _precisions():
+            switches.enter_context(_switched(owner, name, exact))
+        yield
+
+
+def _precisions() -> list[tuple[Any, str, Any]]:
+    """What holds a precision, the name it has there and its exact value: what is for all before what is for some."""
+    backends: Any = torch.backends
+    cudnn, matmul = backends.cudnn, backends.cuda.matmul
+    if not hasattr(cudnn, "conv"):  # torch before 2.9
+        return [(cudnn, "allow_tf32", False), (matmul, "allow_tf32", False)]
+    return [(owner, "fp32_precision", "ieee") for owner in (backends, cudnn, matmul, cudnn.conv, cudnn.rnn)]
+
+
+@contextmanager
+def _switched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Nothing is written where the value is there already: torch cannot be told again that nobody has chosen one."""
+    before = getattr(owner, name)
+    if before == value:
+        yield
+        return
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32, matmul.allow_tf32 = before
+        setattr(owner, name, before)

@@ -81,8 +81,8 @@ def random_like(inputs: Inputs) -> Inputs:
 
 
 def outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """All tensors a model returns, whatever they are packed in."""
-    return tensors_in(inputs.call(model))
+    """All tensors a model returns for a copy of the inputs, whatever they are packed in."""
+    return tensors_in(inputs.copy().call(model))
 
 
 def own_rounding(model: nn.Module, batch: Inputs, expected: list[Tensor]) -> float:
@@ -143,7 +143,7 @@ def _in_float64(whole: nn.Module, cut: nn.Module, batch: Inputs) -> tuple[nn.Mod
     precise = batch.map(_double)
     try:
         with torch.no_grad():
-            precise.call(duplicate(whole).double())
+            outputs(duplicate(whole).double(), precise)
     except Exception:  # user code that fixes a dtype
         return whole, cut, batch
     return whole.double(), cut.double(), precise

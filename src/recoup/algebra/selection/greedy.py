@@ -79,8 +79,9 @@ def _prepare_forward(layer: Layer, problem: Problem) -> tuple[Elimination, float
 
 
 def _prepare_backward(layer: Layer, problem: Problem) -> tuple[Elimination, float]:
-    live = live_rows(layer.covariance)
-    rows = live.nonzero().squeeze(1)
+    rows = live_rows(layer.covariance).nonzero().squeeze(1)
+    if not rows.numel():  # without a row that varies there is no precision, and nothing is lost or gained
+        return _prepare_forward(layer, problem)
     G, _ = add_ridge(layer.covariance[rows][:, rows], problem.ridge)
     W = narrow_factor(layer.weight)[rows].clone()
     channel_of = layer.channel_of[rows]
