@@ -231,7 +231,7 @@ def test_the_published_search_needs_labels(model, out):
 
 @pytest.mark.parametrize("goal", [("--tolerance", 5), ("--macs", 0.5)])
 def test_validation_without_labels_measures_agreement(model, out, goal):
-    result = prune(model, out, *goal, "--validation", "noise:40", "--preset", "fast", "--json")
+    result = prune(model, out, *goal, "--validation", "noise:80", "--preset", "fast", "--json")
     assert result.exit_code == 0, result.stderr
     score = json.loads(result.stdout)["report"]["score"]
     assert (score["what"], score["before"]) == ("agreement", 100.0)

@@ -18,6 +18,7 @@ from recoup.methods import Measured, Published, method_for
 from recoup.progress import silent
 from recoup.settings import PRESETS, Budget, Settings
 from recoup.structure.cost import cost
+from recoup.variants import Chosen, Recoverer
 from tests.sequence.bench import Fixed
 from tests.zoo import conv_bn, seeded
 
@@ -237,9 +238,76 @@ def test_refinement_takes_about_as_long_as_it_may_and_does_no_harm():
 def test_after_refinement_a_tolerance_is_measured_again():
     model, images = network_and_images("plain")
     batches = labelled(model, images)
-    result = pruned("plain", tolerance=8.0, validation=batches, refine=0.5)
+    result = pruned("plain", tolerance=40.0, validation=batches, refine=0.5)
+    assert result.report.macs_removed > 0
     assert result.report.score.after == pytest.approx(recoup.accuracy(result.model, batches), abs=0.5)
     assert result.report.score.trials
+
+
+def test_a_refinement_beyond_the_tolerance_is_left_out(monkeypatch):
+    """The refined network is one that nobody would want."""
+    model, images = network_and_images("plain")
+    batches = labelled(model, images)
+
+    def ruined(self, chosen, keep, seconds, progress):
+        zeros = {name: torch.zeros_like(value) for name, value in chosen.plan.weights.items()}
+        return Chosen(replace(chosen.plan, weights=zeros), {**chosen.harms, "refined": 0.0})
+
+    monkeypatch.setattr(Recoverer, "refined", ruined)
+    with pytest.warns(UserWarning, match="refinement is left out"):
+        result = recoup.prune(
+            model, list(images.split(64)), preset="fast", tolerance=40.0, validation=batches, refine=0.1
+        )
+    assert result.report.score.drop < 40.0 and result.report.macs_removed > 0
+    assert "refined" not in result.report.held_out
+
+
+@PRESETS_BEYOND
+def test_a_tolerance_that_so_few_images_cannot_vouch_for_is_refused_before_the_work(preset):
+    model, images = network_and_images("plain")
+    told = []
+    with pytest.raises(CalibrationError, match=r"300 images cannot tell .* Give at least 542 validation images"):
+        batches = labelled(model, images)
+        pruned("plain", preset, tolerance=0.5, validation=batches, progress=lambda *step: told.append(step))
+    assert not told
+    with pytest.raises(CalibrationError, match=r"\d+ images cannot tell with 95% confidence"):
+        pruned("plain", preset, tolerance=0.5)
+
+
+@pytest.mark.parametrize("preset", ["best", "paper"])
+def test_what_cannot_be_measured_is_refused_before_the_work(preset):
+    told, images = [], network_and_images("plain")[1]
+    with pytest.raises(CalibrationError, match="labels must be"):
+        wrong = [(images, torch.zeros(len(images), 6))]
+        pruned("plain", preset, budget=Budget(macs=0.5), validation=wrong, progress=lambda *step: told.append(step))
+    assert not told
+
+
+@pytest.mark.parametrize("preset", ["fast", "paper"])
+def test_a_budget_with_images_without_labels_reports_agreement(preset):
+    model, images = network_and_images("plain")
+    result = pruned("plain", preset, budget=Budget(macs=0.6), validation=[images])
+    with torch.no_grad():
+        same = (result.model(images).argmax(1) == model(images).argmax(1)).double().mean()
+    assert result.report.score.what == "agreement"
+    assert (result.report.score.before, result.report.score.after) == (100.0, pytest.approx(100 * float(same)))
+
+
+def test_a_tolerance_without_labels_is_refused_by_the_published_search():
+    images = network_and_images("plain")[1]
+    with pytest.raises(CalibrationError, match="carry no labels"):
+        pruned("plain", "paper", tolerance=5.0, validation=[images])
+
+
+def test_that_nothing_was_pruned_is_said():
+    model, images = network_and_images("plain")
+
+    def never(candidate):
+        return 90.0 if candidate is model else 0.0
+
+    with pytest.warns(UserWarning, match="nothing was pruned"):
+        result = recoup.prune(model, list(images.split(64)), preset="fast", tolerance=0.5, evaluate=never)
+    assert result.report.macs_removed == 0.0
 
 
 def test_every_calibration_image_is_counted():
@@ -291,16 +359,26 @@ def test_the_binary_search_of_a_budget_may_be_combined_with_recovery_in_sequence
 def test_the_settings_say_which_way(settings, refine, expected):
     model, images = network_and_images("plain")
     goal = Goal(None, Budget(macs=0.5), None, None, refine, settings)
-    assert type(method_for(model, recoup.trace(model, images), Stream([images]), goal, silent)) is expected
+    assert type(method_for(model, recoup.trace(model, images), Stream([images]), goal, None, silent)) is expected
 
 
 def test_a_graph_that_serves_one_batch_size_only_is_pruned_the_published_way():
     with seeded(0):
         model, images = Fixed().eval(), torch.randn(40, 3, 8, 8)
-    with pytest.warns(UserWarning, match="widths are not measured and layers are refitted in one pass"):
+    with pytest.warns(
+        UserWarning, match="widths are not measured, layers are refitted in one pass, nothing is refined"
+    ):
         result = recoup.prune(model, [images], budget=Budget(macs=0.5))
     assert not result.report.held_out
     assert result.report.after.macs <= 0.5 * result.report.before.macs
+    said = result.report.settings
+    assert (said["search"], said["rounds"], said["recovery"], said["joint"], said["confidence"]) == (
+        "binary",
+        1,
+        "once",
+        0,
+        None,
+    )
 
 
 def test_the_result_costs_what_the_structure_says():

@@ -15,16 +15,17 @@ from recoup.batches import Inputs, Stream, device_of, inputs_of, is_labelled_pai
 from recoup.errors import CalibrationError
 
 Evaluate: TypeAlias = Callable[[nn.Module], float]
+NO_LABELS = (
+    "validation batches carry no labels, so accuracy cannot be measured. Give (inputs, labels) pairs, pass `evaluate=` "
+    "with a measure of your own, or ask for a `budget=`, which needs no labels."
+)
 
 
 def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
     """Percentage of samples whose largest output is at the label's place."""
     stream = Stream(batches, "validation")
     if not is_labelled_pair(stream.first, model):
-        raise CalibrationError(
-            "validation batches carry no labels, so accuracy cannot be measured. Give (inputs, labels) pairs, pass "
-            "`evaluate=` with a measure of your own, or ask for a `budget=`, which needs no labels."
-        )
+        raise CalibrationError(NO_LABELS)
     device = device_of(model)
     right, seen = torch.zeros((), dtype=torch.long, device=device), 0
     with evaluating(model):

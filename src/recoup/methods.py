@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from recoup.algebra.selection import Ranking
 from recoup.batches import Stream, inputs_of
 from recoup.calibrate import Calibration, calibrate
-from recoup.errors import CaptureError, UsageError
+from recoup.errors import CalibrationError, CaptureError, UsageError
+from recoup.evaluate import NO_LABELS
 from recoup.goal import Goal
 from recoup.judging.harm import Reference
 from recoup.judging.judge import ByImages, ByMeasure, Judge
 from recoup.judging.sample import sample_of
+from recoup.plan import Plan
 from recoup.progress import Progress, silent
 from recoup.recover import Compensator
 from recoup.report.content import Score
@@ -51,8 +53,12 @@ class Published:
 
     latency = None
 
-    def __init__(self, model: nn.Module, traced: Traced, batches: Stream, goal: Goal, progress: Progress) -> None:
-        self._model, self._goal, self._progress = model, goal, progress
+    def __init__(
+        self, model: nn.Module, traced: Traced, batches: Stream, goal: Goal, judge: Judge | None, progress: Progress
+    ) -> None:
+        self._model, self._goal, self._judge, self._progress = model, goal, judge, progress
+        if goal.tolerance is not None and judge is not None and judge.what == "agreement":
+            raise CalibrationError(NO_LABELS)
         self.seen = calibrate(model, traced, batches, goal.settings, progress)
 
     def decide(self, rankings: Mapping[str, Ranking]) -> tuple[Tensor, Search | None]:
@@ -65,22 +71,24 @@ class Published:
 
     def score(self, smaller: nn.Module, found: Search | None) -> Score | None:
         """What was measured of both models."""
+        judge = self._judge
+        if judge is None:
+            return None
         if found is not None:
-            return Score(found.base, found.base - found.drop, self._goal.tolerance, found.trials, self._what)
-        measure = self._goal.measure
-        return None if measure is None else Score(measure(self._model), measure(smaller), None, (), self._what)
-
-    @property
-    def _what(self) -> str:
-        return "accuracy" if self._goal.evaluate is None else "score"
+            return Score(found.base, found.base - found.drop, self._goal.tolerance, found.trials, judge.what)
+        return Score(judge.base, judge(smaller).score, None, (), judge.what)
 
 
 class Measured:
     """Beyond the paper: widths by what each group is worth, recovery in sequence, judged on held-out images."""
 
-    def __init__(self, model: nn.Module, traced: Traced, batches: Stream, goal: Goal, progress: Progress) -> None:
-        self._model, self._goal, self._progress = model, goal, progress
+    def __init__(
+        self, model: nn.Module, traced: Traced, batches: Stream, goal: Goal, judge: Judge | None, progress: Progress
+    ) -> None:
+        self._model, self._goal, self._given, self._progress = model, goal, judge, progress
         self._sample = sample_of(model, batches)
+        if goal.tolerance is not None:
+            self._judge.require_enough(goal.tolerance)
         sample, settings = self._sample, goal.settings
         fitting = [sample.batches[place] for place in sample.seen]
         numbers = [sample.numbers[place] for place in sample.seen]
@@ -110,15 +118,26 @@ class Measured:
     def recover(self, keep: Tensor) -> Chosen:
         """The plan that keeps `keep`, the best variant of it."""
         chosen = self._chosen or self._recoverer.plan(keep, self._progress)
-        if self._goal.refine and chosen.plan.weights:
-            chosen = self._recoverer.refined(chosen, keep, self._goal.refine, self._progress)
-        return chosen
+        if not self._goal.refine or not chosen.plan.weights:
+            return chosen
+        refined = self._recoverer.refined(chosen, keep, self._goal.refine, self._progress)
+        if refined.plan is chosen.plan or self._is_within_tolerance(refined.plan):
+            return refined
+        warnings.warn(
+            "refinement is left out: the refined network loses more than the tolerance on the validation images.",
+            stacklevel=3,
+        )
+        return Chosen(chosen.plan, chosen.harms)
+
+    def _is_within_tolerance(self, plan: Plan) -> bool:
+        tolerance = self._goal.tolerance
+        return tolerance is None or self._judge(apply(self._model, plan)).bound < tolerance
 
     def score(self, smaller: nn.Module, found: Search | None) -> Score | None:
         """What was measured of both models."""
         if found is not None and self._chosen is not None and not self._goal.refine:
             return Score(found.base, found.base - found.drop, self._goal.tolerance, found.trials, self._judge.what)
-        if found is None and self._goal.validation is None and self._goal.evaluate is None:
+        if found is None and self._given is None:
             return None
         trials = () if found is None else found.trials
         return Score(self._judge.base, self._judge(smaller).score, self._goal.tolerance, trials, self._judge.what)
@@ -167,12 +186,9 @@ class Measured:
 
     @cached_property
     def _judge(self) -> Judge:
-        if self._goal.evaluate is not None:
-            assert self._goal.measure is not None
-            return ByMeasure(self._model, self._goal.measure)
-        images = self._goal.validation
-        held = [self._sample.batches[place] for place in self._sample.held] if images is None else images
-        return ByImages(self._model, held, self._goal.settings.confidence or EVEN_ODDS)
+        """What the caller has given, otherwise agreement on held-out images."""
+        held = [self._sample.batches[place] for place in self._sample.held]
+        return self._given or ByImages(self._model, held, self._goal.settings.confidence or EVEN_ODDS)
 
 
 class _Candidates:
@@ -210,13 +226,26 @@ def decide_as_published(
     return found.keep, found
 
 
+def judge_for(model: nn.Module, goal: Goal) -> Judge | None:
+    """What compares candidates with the model, if the caller has said how.
+
+    The model is measured here, so that what cannot be measured is known before the work.
+    """
+    if goal.evaluate is not None:
+        assert goal.measure is not None
+        return ByMeasure(model, goal.measure)
+    if goal.validation is None:
+        return None
+    return ByImages(model, goal.validation, goal.settings.confidence or EVEN_ODDS)
+
+
 def method_for(
-    model: nn.Module, traced: Traced, batches: Stream, goal: Goal, progress: Progress
+    model: nn.Module, traced: Traced, batches: Stream, goal: Goal, judge: Judge | None, progress: Progress
 ) -> Published | Measured:
     """The way of pruning that the settings ask for, or the published one where the graph does not serve every batch."""
     settings = goal.settings
     if settings.search == "binary" and settings.recovery == "once" and not goal.refine:
-        return Published(model, traced, batches, goal, progress)
+        return Published(model, traced, batches, goal, judge, progress)
     try:
         traced.standalone.host  # noqa: B018  # made here, to know that it can be
     except CaptureError as error:
@@ -225,7 +254,11 @@ def method_for(
                 f"a latency budget needs to time single operations, which this model does not allow: {error} Otherwise "
                 "ask for a share of the MACs."
             ) from error
-        warnings.warn(f"widths are not measured and layers are refitted in one pass: {error}", stacklevel=4)
-        plain = replace(settings, search="binary", recovery="once", joint=0)
-        return Published(model, traced, batches, replace(goal, refine=0.0, settings=plain), progress)
-    return Measured(model, traced, batches, goal, progress)
+        warnings.warn(
+            "widths are not measured, layers are refitted in one pass, nothing is refined, and a tolerance is asked "
+            f"only of the validation images themselves: {error}",
+            stacklevel=4,
+        )
+        plain = replace(settings, search="binary", rounds=1, recovery="once", joint=0, confidence=None)
+        return Published(model, traced, batches, replace(goal, refine=0.0, settings=plain), judge, progress)
+    return Measured(model, traced, batches, goal, judge, progress)

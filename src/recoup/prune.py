@@ -20,7 +20,7 @@ from recoup.calibrate import Calibration
 from recoup.errors import CaptureError, LockedError
 from recoup.evaluate import Evaluate
 from recoup.goal import Goal
-from recoup.methods import method_for
+from recoup.methods import judge_for, method_for
 from recoup.plan import Plan
 from recoup.progress import Progress, silent
 from recoup.recover import select
@@ -82,8 +82,10 @@ def prune(
         batches = Stream(calibration)
         traced = _usable(model, batches.first, keep_class=keep_class)
         _require_prunable(model, traced)
+    with clock("measure"):
+        judge = judge_for(model, goal)
     with clock("calibrate"):
-        method = method_for(model, traced, batches, goal, progress)
+        method = method_for(model, traced, batches, goal, judge, progress)
         seen = method.seen
     with clock("select"):
         rankings = select(seen, progress=progress)
@@ -108,7 +110,7 @@ def prune(
         samples=seen.samples,
         score=score,
         seconds=clock.seconds,
-        settings=_described(settings),
+        settings=_described(seen.settings),
         form=None if traced.form is None else traced.form.reason,
         held_out=chosen.harms,
         latency=method.latency,
@@ -182,4 +184,4 @@ class _Clock:
         try:
             yield
         finally:
-            self.seconds[stage] = time.perf_counter() - start
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start

@@ -32,7 +32,8 @@ class Settings:
     positions: output positions per image and batch that enter the statistics; None for all.
     search: "binary" is the paper's structural search, layer by layer, and the same share of every group for a budget;
         "measured" asks the network what each group is worth and allots accordingly.
-    rounds: of measuring; from the second on in the pruned network, where recovery in sequence makes a difference.
+    rounds: of measuring; from the second on in the pruned network, where recovery in sequence makes a difference. For a
+        tolerance there are at most two, and one where nothing is refitted jointly; for a latency there is one.
     recovery: "once" from the statistics of the original network; "sequence" layer by layer in the pruned one, where
         held-out images show that to be better.
     ridges: strengths, relative as `ridge`, of the pull towards the one-pass weights that held-out images choose from
@@ -87,7 +88,7 @@ class Settings:
         if not self.ridges or not all(ridge >= 0 for ridge in self.ridges):
             raise UsageError(f"ridges must be numbers of at least 0, one or more of them, got {self.ridges}.")
         _whole("rounds", self.rounds)
-        _at_least("joint", self.joint, 0)
+        _whole("joint", self.joint, least=0)
         _whole("span", self.span)
         if self.confidence is not None and not 0.5 <= self.confidence < 1:
             raise UsageError(f"confidence must be None or lie from 0.5 to below 1, got {self.confidence}.")
@@ -158,9 +159,9 @@ def _at_least(what: str, value: float, least: float) -> None:
         raise UsageError(f"{what} must be a number of at least {least}, got {value}.")
 
 
-def _whole(what: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise UsageError(f"{what} must be a whole number of at least 1, got {value}.")
+def _whole(what: str, value: int, least: int = 1) -> None:
+    if not isinstance(value, int) or value < least:
+        raise UsageError(f"{what} must be a whole number of at least {least}, got {value}.")
 
 
 _BEST = Settings(

@@ -84,7 +84,16 @@ class Report:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What to know before trusting the figures."""
-        return (*self._slowness(), *self._doubts())
+        return (*self._idleness(), *self._slowness(), *self._doubts())
+
+    def _idleness(self) -> tuple[str, ...]:
+        tolerance = None if self.score is None else self.score.tolerance
+        if tolerance is None or any(group.after < group.before for group in self.groups):
+            return ()
+        return (
+            f"nothing was pruned: every candidate lost more than the tolerance of {tolerance:g} points, or might have. "
+            "Ask for more, give more calibration or validation images, or ask for a budget.",
+        )
 
     def _slowness(self) -> tuple[str, ...]:
         if self.latency is None or self.latency.is_met:
