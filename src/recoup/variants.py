@@ -26,8 +26,8 @@ from recoup.structure.groups import Consumer
 QUICK_IMAGES = 4000
 ONCE, SEQUENCE, REFINED = "one pass", "in sequence", "refined"
 NOT_REFINED = (
-    "nothing was refined: gradient steps need to run the smaller network operation by operation, and derivatives of all "
-    "of them, which this one does not allow. The result is the closed-form one."
+    "nothing was refined: gradient steps need to run the smaller network operation by operation, and the derivatives "
+    "of all of them, which this one does not allow. The result is the closed-form one."
 )
 
 
