@@ -7,7 +7,7 @@ from torch import fx, nn
 
 import recoup
 from recoup.structure.operations import writes
-from recoup.structure.route import drifting, route, stretch_before
+from recoup.structure.route import drifting, route, stretch_before, whole_stretch
 from tests.zoo import ZOO, conv_bn
 
 
@@ -345,3 +345,19 @@ def test_values_that_leave_a_stretch_twice_are_exits_once():
     path, traced = through_zoo("residual")
     stretch = stretch_before(path, traced.structure, stop_of(path, "a.0.0"))
     assert stretch.exits == ("relu", "relu_1")
+
+
+def test_what_leaves_the_whole_network_is_in_the_order_it_is_returned_in():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            features = F.relu(self.a(x))
+            return self.b(features), features
+
+    traced = recoup.trace(Two(), torch.randn(3, 5))
+    stretch = whole_stretch(route(traced.standalone.host.graph, traced.structure), traced.structure)
+    by_name = {node.name: node for node in stretch.nodes}
+    assert [tuple(by_name[name].meta["val"].shape)[1] for name in stretch.exits] == [4, 8]

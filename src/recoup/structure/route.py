@@ -133,8 +133,10 @@ def stretch_before(route: Route, structure: Structure, stop: Stop, start: int | 
 
 
 def whole_stretch(route: Route, structure: Structure) -> Stretch:
-    """All of the network, from its inputs to its outputs."""
-    return _stretch(route, structure, route.stops[-1], 0, len(route.nodes) - 1)
+    """All of the network, from its inputs to its outputs, which are in the order they are returned in."""
+    found = _stretch(route, structure, route.stops[-1], 0, len(route.nodes) - 1)
+    returned = [value.name for value in route.nodes[-1].all_input_nodes]
+    return replace(found, exits=tuple(sorted(found.exits, key=returned.index)))
 
 
 def _stretch(route: Route, structure: Structure, stop: Stop, start: int, end: int) -> Stretch:
