@@ -127,7 +127,7 @@ class Measured:
             "refinement is left out: the refined network loses more than the tolerance on the validation images.",
             stacklevel=3,
         )
-        return Chosen(chosen.plan, chosen.harms)
+        return chosen
 
     def _is_within_tolerance(self, plan: Plan) -> bool:
         tolerance = self._goal.tolerance
