@@ -85,13 +85,16 @@ def test_sliced_equals_masked(name, width, seed):
 @given(width=widths, seed=seeds)
 @settings(max_examples=12, deadline=None)
 def test_copies_of_kept_channels_lose_nothing(name, width, seed):
-    """Every pruned channel is made an exact copy of a kept one, for whatever wiring; then it goes."""
+    """Every pruned channel is made an exact copy of a kept one, for whatever wiring; then it goes.
+
+    What is left is rounding, which the conditioning of so small a ridge enlarges.
+    """
     entry, (host, traced) = ZOO[name], traced_copy(name, width)
     keep, twin = with_twins(traced.structure, draw_keep(traced.structure, seed))
     make_copies(host, traced.structure, twin)
     seen = recoup.calibrate(host, traced, [entry.batch(60)], Settings(weighting="none", ridge=1e-13, positions=None))
     smaller = recoup.apply(host, compensate(seen, keep))
-    assert relative(run(smaller, name, 60, 1), run(host, name, 60, 1)) < 1e-8
+    assert relative(run(smaller, name, 60, 1), run(host, name, 60, 1)) < 1e-7
 
 
 @functools.cache
@@ -263,16 +266,17 @@ def test_a_network_that_writes_into_its_images_is_judged_on_what_it_was_given():
     assert writing.report.held_out["one pass"] == pytest.approx(plain.report.held_out["one pass"], rel=1e-6)
 
 
+@pytest.mark.parametrize("block", ["a", "b"])
 @pytest.mark.parametrize("preset", ["paper", "fast", "best"])
-def test_a_block_that_is_dead_inside_goes_down_to_one_channel(preset):
+def test_a_block_that_is_dead_inside_goes_down_to_one_channel(preset, block):
     """Whatever it reads, the second layer of the block has seen nothing but zeros."""
     model = ZOO["residual"].build(6)
-    norm = model.b[0][1]
+    norm = model.get_submodule(block)[0][1]
     nn.init.zeros_(norm.weight)
     nn.init.constant_(norm.bias, -1.0)
     images = ZOO["residual"].batch(60)
     result = recoup.prune(model, [images], budget=recoup.Budget(macs=0.6), preset=preset)
-    assert {group.name: group.after for group in result.report.groups}["b.0.0"] == 1
+    assert {group.name: group.after for group in result.report.groups}[f"{block}.0.0"] == 1
     assert result.report.proof.difference <= result.report.proof.allowed
     assert all(p.isfinite().all() for p in result.model.parameters())
 

@@ -72,7 +72,7 @@ def divergence(model: nn.Module, original: nn.Module, batches: Iterable[Any]) ->
     with evaluating(model), evaluating(original):
         for batch in stream:
             inputs = inputs_of(batch, model).to(device)
-            target = _scores(inputs.call(original), inputs.size).double().log_softmax(dim=1)
+            target = _scores(inputs.copy().call(original), inputs.size).double().log_softmax(dim=1)
             actual = _scores(inputs.call(model), inputs.size).double().log_softmax(dim=1)
             total += (target.exp() * (target - actual)).sum()
             seen += inputs.size

@@ -41,7 +41,9 @@ class Widths:
         keep, order = start.clone(), self.order(group)
         keep[group.channels] = False
         keep[order[:count]] = True
-        keep = self.structure.refill(keep & ~self.dead, order)
+        # Where a layer is dead as a whole, `dead` spares a channel: the next cut must find that one and no other.
+        spared_first = order[self.dead[order].long().argsort(stable=True)]
+        keep = self.structure.refill(keep & ~self.dead, spared_first)
         return self._rounded(keep, group, order)
 
     def order(self, group: Group) -> Tensor:
