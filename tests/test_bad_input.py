@@ -38,7 +38,7 @@ def test_wrong_image_shape(model):
 def test_a_later_batch_of_another_shape_is_named_by_number(model):
     batches = [ENTRY.batch(4), torch.randn(4, 5, 8, 8).double()]
     with pytest.raises(
-        errors.CalibrationError, match=r"calibration batch 2 of shape \(4, 5, 8, 8\) makes the model fail"
+        errors.CalibrationError, match=r"calibration batch 2 with samples of shape \(5, 8, 8\) makes the model fail"
     ):
         recoup.prune(model, batches, budget=HALF)
 

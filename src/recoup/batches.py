@@ -66,6 +66,11 @@ class Inputs:
         """For messages: the shapes of the tensors."""
         return ", ".join(str(tuple(tensor.shape)) for tensor in self.tensors())
 
+    def sample_shapes(self) -> str:
+        """The same without the number of samples, of which only a part may be in this call."""
+        size, shapes = self.size, [tuple(tensor.shape) for tensor in self.tensors()]
+        return ", ".join(str(shape[1:] if shape[:1] == (size,) else shape) for shape in shapes)
+
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the model's parameters are, and so where its inputs must be."""
@@ -161,8 +166,8 @@ def call_checked(model: Callable[..., Any], inputs: Inputs, number: object) -> A
         raise CalibrationError(f"calibration batch {number}: {error}") from error
     except Exception as error:  # user code
         raise CalibrationError(
-            f"calibration batch {number} of shape {inputs.shapes()} makes the model fail ({type(error).__name__}: "
-            f"{str(error)[:200]}). Every batch must have the form of the first one."
+            f"calibration batch {number} with samples of shape {inputs.sample_shapes()} makes the model fail "
+            f"({type(error).__name__}: {str(error)[:200]}). Every batch must have the form of the first one."
         ) from error
 
 
