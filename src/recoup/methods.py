@@ -178,7 +178,7 @@ class Measured:
         full = _Candidates(self._model, self._recoverer, is_quick=False, progress=self._progress)
         near = ROUGH if has_joint else NEAR
         found = search_share(allocation, quick, self._judge, tolerance, self._progress, near)
-        # Up to a dozen recoveries: seconds on a GPU, and on a CPU longer than all the rest.
+        # Up to a dozen recoveries: seconds on a GPU, minutes on a CPU.
         if has_joint and self._goal.settings.rounds > 1 and self._sample.device.type == "cuda":
             allocation = reconsidered(allocation, found.keep, quick.harms, self._progress)
         pressed = press_on(allocation, full, self._judge, tolerance, found) if has_joint else found
