@@ -1,4 +1,5 @@
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from torch import nn
 
 from recoup.judging.harm import Reference
 from recoup.sequence import recover_in_sequence
-from recoup.variants import ONCE, REFINED, SEQUENCE, Chosen, Recoverer, head_of
+from recoup.variants import ONCE, REFINED, SEQUENCE, Chosen, Recoverer, head_of, makes_classes
 from tests.sequence.bench import Written, bench, zoo_bench
 from tests.zoo import seeded
 
@@ -78,7 +79,9 @@ def test_what_cannot_be_refined_says_so_and_stays():
         assert recoverer.refined(before, found.keep, 5.0) is before
 
 
-def classifier(tied=False):
+def classifier(tied=False, kind="auto", are_classes=True):
+    """Scores from rows that cancel out, as cross-entropy leaves them, or, larger, values from rows that do not."""
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -91,8 +94,10 @@ def classifier(tied=False):
 
     with seeded(0):
         model = Net().double().eval()
-        model.c.weight.data *= 6
-        return bench(model, torch.randn(300, 6).double(), {"a": torch.arange(12) < 4})
+        weight = model.c.weight.data
+        weight.copy_(6 * (weight - weight.mean(dim=0)) if are_classes else 300 * weight)
+        keep = {"a": torch.arange(12) < 4}
+        return bench(model, torch.randn(300, 6).double(), keep, outputs=kind)
 
 
 def test_class_scores_get_the_scale_that_harms_least():
@@ -106,6 +111,28 @@ def test_class_scores_get_the_scale_that_harms_least():
     torch.testing.assert_close(ratio, torch.full_like(ratio, reference.gain(plain.weights)))
     assert float(ratio.mean()) != pytest.approx(1.0, abs=1e-3)
     torch.testing.assert_close(plan.weights["b.weight"], plain.weights["b.weight"])
+
+
+@pytest.mark.parametrize("kind", ["auto", "classes"])
+def test_values_that_have_the_shape_of_class_scores_are_scaled_only_if_said_to_be_some(kind):
+    """Where values are large the divergence would have them nearer to zero, whatever becomes of them."""
+    found = classifier(kind=kind, are_classes=False)
+    reference = Reference(found.host, found.sample.judging(), kind)
+    scaled = Recoverer(found.calibration, found.sample, reference).plan(found.keep).plan
+    plain = recover_in_sequence(found.calibration, found.sample, found.keep, found.start)
+    assert reference.gain(plain.weights) < 0.9
+    assert torch.equal(scaled.weights["c.weight"], plain.weights["c.weight"]) == (kind == "auto")
+
+
+@pytest.mark.parametrize("input_dim", [0, 1])
+def test_class_scores_are_known_by_rows_that_cancel_out(input_dim):
+    found = classifier()
+    head = replace(head_of(found.calibration), input_dim=input_dim)
+    weight = found.calibration.parameters["c.weight"]
+    turned = replace(found.calibration, parameters={"c.weight": weight if input_dim == 1 else weight.T})
+    assert makes_classes(turned, head)
+    assert not makes_classes(turned, replace(head, input_dim=1 - input_dim))
+    assert not makes_classes(classifier(are_classes=False).calibration, replace(head, input_dim=1))
 
 
 def test_the_head_makes_all_that_is_returned_and_is_used_for_nothing_else():

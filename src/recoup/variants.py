@@ -1,7 +1,7 @@
 """Which recovery to keep: held-out images decide.
 
-Least squares shrink what they cannot predict, and layer after layer the class scores come out too small. That changes
-no answer but the divergence; so before they are compared, the scores of a plan are scaled back.
+Refitted layer after layer, a network makes class scores of another scale than the original's. That changes no answer
+but the divergence; so before they are compared, the scores of a plan are scaled back.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from recoup.structure.groups import Consumer
 
 # Images that are enough to compare candidates by.
 QUICK_IMAGES = 4000
+# The square of the sum of a layer's rows, relative to what it would be if they had nothing to do with each other, below
+# which the layer was trained by cross-entropy.
+CANCELLED = 0.5
 ONCE, SEQUENCE, REFINED = "one pass", "in sequence", "refined"
 NOT_REFINED = (
     "nothing was refined: gradient steps need to run the smaller network operation by operation, and the derivatives "
@@ -45,7 +48,8 @@ class Recoverer:
     def __init__(self, calibration: Calibration, sample: Sample, reference: Reference) -> None:
         self._calibration, self._sample, self._reference = calibration, sample, reference
         self._compensator = Compensator(calibration)
-        self._head = head_of(calibration)
+        head, is_said = head_of(calibration), calibration.settings.outputs == "classes"
+        self._head = head if head is not None and (is_said or makes_classes(calibration, head)) else None
 
     def plan(self, keep: Tensor, progress: Progress = silent, *, quick: bool = False) -> Chosen:
         """The better of both ways to recover what `keep` leaves.
@@ -73,9 +77,8 @@ class Recoverer:
         return self._better(chosen, REFINED, self._scaled(plan, keep))
 
     def _scaled(self, plan: Plan, keep: Tensor) -> Plan:
-        """The plan with the scale of the class scores that harms least."""
-        gain = self._reference.gain(plan.weights) if self._head is not None else 1.0
-        if self._head is None or gain == 1.0:
+        """The plan with the scale of the class scores that harms least, where there is a layer known to make some."""
+        if self._head is None or (gain := self._reference.gain(plan.weights)) == 1.0:
             return plan
         tensors = {**self._calibration.parameters, **plan.weights}
         scaled = {name: gain * tensors[name] for name in (self._head.weight, *self._head.biases) if name in tensors}
@@ -98,3 +101,13 @@ def head_of(calibration: Calibration) -> Consumer | None:
     tensors = {found[0].weight, *found[0].biases}
     uses = [user for node in graph.nodes if node.op == "get_attr" and node.target in tensors for user in node.users]
     return found[0] if all(user is returned[0] for user in uses) else None
+
+
+def makes_classes(calibration: Calibration, head: Consumer) -> bool:
+    """Whether a layer's outputs are class scores, and no values of another kind, by how it was trained.
+
+    Cross-entropy does not see what is added to all scores alike. So training leaves the sum of the rows that make them
+    as it was, and weight decay takes that away: they cancel out.
+    """
+    rows = calibration.parameters[head.weight].detach().double().movedim(1 - head.input_dim, 0).flatten(1)
+    return float(rows.sum(dim=0).square().sum()) < CANCELLED * float(rows.square().sum())

@@ -172,17 +172,6 @@ def test_where_scores_are_no_classes_there_is_no_gain():
     assert reference_of(model, images).gain(halves) > 1.9
 
 
-def test_values_that_look_like_class_scores_are_not_scaled_away():
-    """Values in the hundreds, a little off: the divergence would have them all near zero."""
-    with seeded(0):
-        model, images = nn.Linear(5, 4).double().eval(), torch.randn(200, 5).double()
-        model.weight.data *= 300
-        off = {"weight": model.weight.detach() + 6 * torch.randn(4, 5).double()}
-    reference = reference_of(model, images)
-    assert reference.gain(off) == 1.0
-    assert reference.harm(off) > reference.harm({name: 0.6 * value for name, value in off.items()})
-
-
 def test_scores_of_every_pixel_are_classes_where_that_is_asked_for():
     expected, actual = torch.randn(3, 5, 4, 4), torch.randn(3, 5, 4, 4)
     flat = [x.movedim(1, -1).reshape(-1, 5) for x in (expected, actual)]

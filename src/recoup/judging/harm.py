@@ -17,8 +17,6 @@ from recoup.structure.standalone import Standalone
 # Between which factors on class scores the best one is looked for, and by how many sections.
 GAINS = (0.5, 2.0)
 SECTIONS = 20
-# By how much a factor may multiply the squared error of the scores: one that does more is none of class scores.
-MOST_ERROR = 2.0
 
 
 class Reference:
@@ -50,8 +48,8 @@ class Reference:
     def gain(self, tensors: Mapping[str, Tensor]) -> float:
         """The factor on the class scores with which the harm is least, 1 where there are none.
 
-        The divergence is convex in that factor, so a golden section finds it. Values that merely look like class scores
-        have a divergence too, and the factor would ruin them: it is 1 where their squared error says so.
+        The divergence is convex in that factor, so a golden section finds it. Values that merely have the shape of
+        class scores have a divergence too, and the factor would ruin them.
         """
         if not all(_are_classes(expected, self._kind) for expected in self._expected):
             return 1.0
@@ -60,11 +58,8 @@ class Reference:
         def harm(factor: float) -> float:
             return self._mean(found, lambda expected, actual: _divergence(expected[0], factor * actual[0]))
 
-        def error(factor: float) -> float:
-            return self._mean(found, lambda expected, actual: _relative_error(expected[0], factor * actual[0]))
-
         best = golden_section(harm, *GAINS)
-        return best if harm(best) < harm(1.0) and error(best) <= MOST_ERROR * error(1.0) else 1.0
+        return best if harm(best) < harm(1.0) else 1.0
 
     def _mean(self, found: Sequence[list[Tensor]], between: Callable[[list[Tensor], list[Tensor]], Tensor]) -> float:
         """The mean over all samples of what lies between the expected outputs of a batch and those found."""
