@@ -127,6 +127,19 @@ def test_on_a_cpu_a_fixed_amount_may_wait_in_memory():
 
 def test_what_is_in_work_is_a_part_of_what_may_wait(monkeypatch):
     assert 0 < work_of(torch.device("cpu")) <= memory_of(torch.device("cpu"))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 << 30, 140 << 30))
+    on_a_gpu(monkeypatch, free=100, reserved=0, allocated=0)
     assert work_of(torch.device("cuda")) == 10 << 30
     assert memory_of(torch.device("cuda")) == 50 << 30
+
+
+def test_what_torch_holds_back_on_a_gpu_is_free(monkeypatch):
+    on_a_gpu(monkeypatch, free=60, reserved=70, allocated=30)
+    assert work_of(torch.device("cuda")) == 10 << 30
+    assert memory_of(torch.device("cuda")) == 50 << 30
+
+
+def on_a_gpu(monkeypatch, free, reserved, allocated):
+    """GiB of its memory."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free << 30, 140 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated << 30)

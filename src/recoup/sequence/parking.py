@@ -21,14 +21,14 @@ CPU_WORK = 1 << 29
 def memory_of(device: torch.device) -> int:
     """How many bytes of activations may wait in the memory of a device."""
     if device.type == "cuda":
-        return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
+        return int(GPU_SHARE * _free(device))
     return CPU_MEMORY
 
 
 def work_of(device: torch.device) -> int:
     """How many bytes of activations may be in work at once on a device."""
     if device.type == "cuda":
-        return int(GPU_WORK_SHARE * torch.cuda.mem_get_info(device)[0])
+        return int(GPU_WORK_SHARE * _free(device))
     return CPU_WORK
 
 
@@ -72,3 +72,9 @@ def size_of(value: Any) -> int:
     """Bytes of the tensors in `value`, storage that several of them share counted once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_in(value)}
     return sum(storages.values())
+
+
+def _free(device: torch.device) -> int:
+    """Bytes of a GPU that nobody uses: what torch holds back for later is free to it as well."""
+    held_back = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + held_back
