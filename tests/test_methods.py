@@ -299,6 +299,36 @@ def test_a_tolerance_without_labels_is_refused_by_the_published_search():
         pruned("plain", "paper", tolerance=5.0, validation=[images])
 
 
+class AskedError(Exception):
+    """Nothing more is wanted to be known."""
+
+
+@pytest.mark.parametrize(
+    ("calibrated", "validated", "outputs", "expected"),
+    [
+        ("images", None, "auto", False),
+        ("labelled", None, "auto", True),
+        ("images", "labelled", "auto", True),
+        ("images", "images", "auto", False),
+        ("images", None, "classes", True),
+    ],
+)
+def test_labels_tell_that_the_outputs_are_class_scores(monkeypatch, calibrated, validated, outputs, expected):
+    model, images = network_and_images("plain")
+    given = {"images": [images], "labelled": labelled(model, images), None: None}
+
+    def ask(*args, are_classes):
+        assert are_classes == expected
+        raise AskedError
+
+    monkeypatch.setattr("recoup.methods.Recoverer", ask)
+    with pytest.raises(AskedError):
+        recoup.prune(
+            model, given[calibrated], validation=given[validated], budget=Budget(macs=0.5),
+            preset=replace(PRESETS["fast"], outputs=outputs),
+        )  # fmt: skip
+
+
 def test_that_nothing_was_pruned_is_said():
     model, images = network_and_images("plain")
 

@@ -79,7 +79,7 @@ def test_what_cannot_be_refined_says_so_and_stays():
         assert recoverer.refined(before, found.keep, 5.0) is before
 
 
-def classifier(tied=False, kind="auto", are_classes=True):
+def classifier(tied=False, are_classes=True):
     """Scores from rows that cancel out, as cross-entropy leaves them, or, larger, values from rows that do not."""
 
     class Net(nn.Module):
@@ -96,8 +96,7 @@ def classifier(tied=False, kind="auto", are_classes=True):
         model = Net().double().eval()
         weight = model.c.weight.data
         weight.copy_(6 * (weight - weight.mean(dim=0)) if are_classes else 300 * weight)
-        keep = {"a": torch.arange(12) < 4}
-        return bench(model, torch.randn(300, 6).double(), keep, outputs=kind)
+        return bench(model, torch.randn(300, 6).double(), {"a": torch.arange(12) < 4})
 
 
 def test_class_scores_get_the_scale_that_harms_least():
@@ -113,15 +112,16 @@ def test_class_scores_get_the_scale_that_harms_least():
     torch.testing.assert_close(plan.weights["b.weight"], plain.weights["b.weight"])
 
 
-@pytest.mark.parametrize("kind", ["auto", "classes"])
-def test_values_that_have_the_shape_of_class_scores_are_scaled_only_if_said_to_be_some(kind):
+@pytest.mark.parametrize("are_classes", [False, True])
+def test_values_that_have_the_shape_of_class_scores_are_scaled_only_if_known_to_be_some(are_classes):
     """Where values are large the divergence would have them nearer to zero, whatever becomes of them."""
-    found = classifier(kind=kind, are_classes=False)
-    reference = Reference(found.host, found.sample.judging(), kind)
-    scaled = Recoverer(found.calibration, found.sample, reference).plan(found.keep).plan
+    found = classifier(are_classes=False)
+    reference = Reference(found.host, found.sample.judging())
+    recoverer = Recoverer(found.calibration, found.sample, reference, are_classes=are_classes)
+    scaled = recoverer.plan(found.keep).plan
     plain = recover_in_sequence(found.calibration, found.sample, found.keep, found.start)
     assert reference.gain(plain.weights) < 0.9
-    assert torch.equal(scaled.weights["c.weight"], plain.weights["c.weight"]) == (kind == "auto")
+    assert torch.equal(scaled.weights["c.weight"], plain.weights["c.weight"]) != are_classes
 
 
 @pytest.mark.parametrize("input_dim", [0, 1])

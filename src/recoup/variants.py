@@ -43,13 +43,18 @@ class Chosen:
 
 
 class Recoverer:
-    """Makes plans for masks: in one pass, then in sequence from there; what harms held-out images least is kept."""
+    """Makes plans for masks: in one pass, then in sequence from there; what harms held-out images least is kept.
 
-    def __init__(self, calibration: Calibration, sample: Sample, reference: Reference) -> None:
+    That the outputs are class scores may be known from elsewhere; otherwise the weights that make them tell.
+    """
+
+    def __init__(
+        self, calibration: Calibration, sample: Sample, reference: Reference, *, are_classes: bool = False
+    ) -> None:
         self._calibration, self._sample, self._reference = calibration, sample, reference
         self._compensator = Compensator(calibration)
-        head, is_said = head_of(calibration), calibration.settings.outputs == "classes"
-        self._head = head if head is not None and (is_said or makes_classes(calibration, head)) else None
+        head = head_of(calibration)
+        self._head = head if head is not None and (are_classes or makes_classes(calibration, head)) else None
 
     def plan(self, keep: Tensor, progress: Progress = silent, *, quick: bool = False) -> Chosen:
         """The better of both ways to recover what `keep` leaves.
