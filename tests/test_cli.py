@@ -252,6 +252,7 @@ def test_unknown_settings(model, out, no_work):
     refused(prune(model, out, "--width", 1, "--preset", "papre"), 2, "unknown preset 'papre'", "'paper'")
     refused(prune(model, out, "--width", 1, "--selector", "l3"), 2, "unknown selector 'l3'")
     refused(prune(model, out, "--width", 1, "--order", "sideways"), 2, "unknown order 'sideways'")
+    refused(prune(model, out, "--width", 1, "--outputs", "scores"), 2, "unknown outputs 'scores'")
     refused(prune(model, out, "--width", 1, "--ridge", -1), 2, "ridge must be a number of at least 0")
 
 
@@ -268,16 +269,12 @@ def test_settings_reach_the_pruning(model, out, monkeypatch):
         raise UsageError("enough")
 
     monkeypatch.setattr(pruning_module, "prune", stop)
-    options = ("--preset", "released", "--ridge", 0.25, "--unit", "block", "--steps", 5, "--seed", 3)
-    assert prune(model, out, "--parameters", 0.5, *options).exit_code == 2
+    said = {"ridge": 0.25, "unit": "block", "steps": 5, "confidence": 0.9, "outputs": "values", "seed": 3}
+    options = [part for name, value in said.items() for part in (f"--{name}", value)]
+    assert prune(model, out, "--parameters", 0.5, "--preset", "released", *options).exit_code == 2
     settings, budget = seen["preset"], seen["budget"]
-    assert (settings.rescale, settings.ridge, settings.unit, settings.steps, settings.seed) == (
-        True,
-        0.25,
-        "block",
-        5,
-        3,
-    )
+    assert settings.rescale
+    assert {name: getattr(settings, name) for name in said} == said
     assert (budget.of, budget.share, seen["tolerance"]) == ("parameters", 0.5, None)
 
 

@@ -45,6 +45,7 @@ SETTINGS = (
     "steps",
     "positions",
     "confidence",
+    "outputs",
     "multiple_of",
     "seed",
 )
@@ -72,6 +73,7 @@ class Request:
     steps: int | None
     positions: int | None
     confidence: float | None
+    outputs: str | None
     refine: float
     multiple_of: int | None
     keep_class: bool
@@ -131,6 +133,7 @@ setting_options = combined(
     click.option(
         "--confidence", metavar="C", type=float, help="That the tolerance holds on other images, such as 0.95."
     ),
+    click.option("--outputs", metavar="NAME", help="What the model returns: classes or values."),
     click.option(
         "--refine", metavar="S", type=float, default=0.0, help="Seconds of gradient steps at the end, no labels."
     ),
