@@ -96,8 +96,8 @@ class Measured:
         self.seen = replace(seen, samples=sample.size)
         numbers = [sample.numbers[place] for place in sample.held]
         self._reference = Reference(traced.standalone.host, sample.judging(), settings.outputs, numbers)
-        are_classes = settings.outputs == "classes" or has_class_numbers(batches.first, model)
-        are_classes = are_classes or (judge is not None and judge.what == "accuracy")
+        has_labels = has_class_numbers(batches.first, model) or (judge is not None and judge.what == "accuracy")
+        are_classes = has_labels or settings.outputs == "classes"
         self._recoverer = Recoverer(self.seen, self._sample, self._reference, are_classes=are_classes)
         self._chosen: Chosen | None = None
         self._first = inputs_of(batches.first, model)
