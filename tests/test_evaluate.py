@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import recoup
-from recoup.evaluate import accuracy, divergence, has_class_numbers
+from recoup.evaluate import accuracy, divergence
 from tests.zoo import ZOO
 
 
@@ -84,23 +84,3 @@ def test_inspect_prints_groups_and_reasons():
     assert "the model returns it" in text
     assert seen.to_json()["cost"]["macs"] == seen.cost.macs
     assert seen.groups[0].macs == 64 * 27 * 6
-
-
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        (torch.arange(4), True),
-        (torch.arange(4)[:, None], True),
-        ([0, 1, 2, 3], True),
-        (torch.rand(4), False),
-        (torch.eye(4), False),
-        (torch.arange(3), False),
-        (["a", "b", "c", "d"], False),
-        ({"boxes": torch.rand(4)}, False),
-        (None, False),
-    ],
-)
-def test_class_numbers_are_told_from_other_labels(labels, expected):
-    model, images = nn.Linear(3, 4), torch.randn(4, 3)
-    assert has_class_numbers((images, labels), model) == expected
-    assert not has_class_numbers(images, model)

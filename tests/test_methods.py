@@ -304,16 +304,10 @@ class AskedError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("calibrated", "validated", "outputs", "expected"),
-    [
-        ("images", None, "auto", False),
-        ("labelled", None, "auto", True),
-        ("images", "labelled", "auto", True),
-        ("images", "images", "auto", False),
-        ("images", None, "classes", True),
-    ],
+    ("validated", "outputs", "expected"),
+    [(None, "auto", False), ("images", "auto", False), ("labelled", "auto", True), (None, "classes", True)],
 )
-def test_labels_tell_that_the_outputs_are_class_scores(monkeypatch, calibrated, validated, outputs, expected):
+def test_where_accuracy_is_measured_the_outputs_are_class_scores(monkeypatch, validated, outputs, expected):
     model, images = network_and_images("plain")
     given = {"images": [images], "labelled": labelled(model, images), None: None}
 
@@ -324,7 +318,7 @@ def test_labels_tell_that_the_outputs_are_class_scores(monkeypatch, calibrated, 
     monkeypatch.setattr("recoup.methods.Recoverer", ask)
     with pytest.raises(AskedError):
         recoup.prune(
-            model, given[calibrated], validation=given[validated], budget=Budget(macs=0.5),
+            model, given["labelled"], validation=given[validated], budget=Budget(macs=0.5),
             preset=replace(PRESETS["fast"], outputs=outputs),
         )  # fmt: skip
 

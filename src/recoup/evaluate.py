@@ -64,14 +64,6 @@ def read_answers(model: nn.Module, batches: Iterable[Any]) -> Reading:
     return Reading(torch.cat(answers), torch.cat(labels) if is_labelled else None, torch.cat(marks))
 
 
-def has_class_numbers(batch: Any, model: nn.Module) -> bool:
-    """Whether a batch carries the numbers of its samples' classes."""
-    try:
-        return is_labelled_pair(batch, model) and len(_labels(batch[1], inputs_of(batch, model).size)) > 0
-    except (CalibrationError, TypeError, ValueError, RuntimeError):  # labels of any other kind
-        return False
-
-
 def divergence(model: nn.Module, original: nn.Module, batches: Iterable[Any]) -> float:
     """Mean Kullback-Leibler divergence of the model's class probabilities from the original's, in nats."""
     stream = Stream(batches, "validation")

@@ -13,7 +13,7 @@ from recoup.algebra.selection import Ranking
 from recoup.batches import Stream, inputs_of
 from recoup.calibrate import Calibration, calibrate
 from recoup.errors import CalibrationError, CaptureError, UsageError
-from recoup.evaluate import NO_LABELS, has_class_numbers
+from recoup.evaluate import NO_LABELS
 from recoup.goal import Goal
 from recoup.judging.harm import Reference
 from recoup.judging.judge import ByImages, ByMeasure, Judge
@@ -96,8 +96,7 @@ class Measured:
         self.seen = replace(seen, samples=sample.size)
         numbers = [sample.numbers[place] for place in sample.held]
         self._reference = Reference(traced.standalone.host, sample.judging(), settings.outputs, numbers)
-        has_labels = has_class_numbers(batches.first, model) or (judge is not None and judge.what == "accuracy")
-        are_classes = has_labels or settings.outputs == "classes"
+        are_classes = settings.outputs == "classes" or (judge is not None and judge.what == "accuracy")
         self._recoverer = Recoverer(self.seen, self._sample, self._reference, are_classes=are_classes)
         self._chosen: Chosen | None = None
         self._first = inputs_of(batches.first, model)
