@@ -4,10 +4,11 @@ import torch
 from hypothesis import given, settings
 
 from recoup.algebra.gauss_newton import DAMPING, Linearised, _iterates, gauss_newton, total
+from tests.algebra.smooth import Smooth
 
 
 def linear(A, target):
-    return lambda parameters: A @ parameters[0] - target
+    return Smooth(lambda parameters: A @ parameters[0] - target)
 
 
 def linear_problem(seed, scale=1.0):
@@ -24,7 +25,7 @@ def two_layers(activation, seed=0):
     target = activation(x @ first) @ second
 
     def piece(rows):
-        return lambda parameters: activation(x[rows] @ parameters[0]) @ parameters[1] - target[rows]
+        return Smooth(lambda parameters: activation(x[rows] @ parameters[0]) @ parameters[1] - target[rows])
 
     start = first + 0.3 * torch.randn(3, 6).double(), second + 0.3 * torch.randn(6, 2).double()
     return [piece(slice(0, 30)), piece(slice(30, 80))], start
@@ -105,7 +106,7 @@ def test_the_scale_of_the_residuals_does_not_matter(scale):
     """Scaled with a power of ten, not of two: equal up to rounding."""
     pieces, start = two_layers(torch.tanh)
     found, after, before = solved(pieces, start, 8)
-    scaled = [lambda parameters, piece=piece: scale * piece(parameters) for piece in pieces]
+    scaled = [Smooth(lambda parameters, piece=piece: scale * piece(parameters)) for piece in pieces]
     again, after_scaled, before_scaled = solved(scaled, start, 8)
     for left, right in zip(found, again, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-8)
@@ -116,7 +117,7 @@ def test_the_scale_of_the_residuals_does_not_matter(scale):
 def test_the_scale_of_the_parameters_does_not_matter(scale):
     pieces, start = two_layers(torch.tanh)
     found, after, _ = solved(pieces, start, 8)
-    scaled = [lambda values, piece=piece: piece(tuple(value / scale for value in values)) for piece in pieces]
+    scaled = [Smooth(lambda values, piece=piece: piece(tuple(v / scale for v in values))) for piece in pieces]
     again, after_scaled, _ = solved(scaled, tuple(scale * value for value in start), 8)
     for left, right in zip(found, again, strict=True):
         torch.testing.assert_close(left, right / scale, rtol=1e-6, atol=1e-8)
@@ -134,7 +135,7 @@ def test_a_solved_problem_stays_as_it_is():
 def test_a_step_too_long_is_shortened_by_halves():
     """|x|^0.4 from 1: the full step goes to about -1.5, where the residual is larger, half of it to -0.25."""
     start = (torch.ones(1, dtype=torch.float64),)
-    (found,), after, before = solved([lambda parameters: parameters[0].abs() ** 0.4], start, 1)
+    (found,), after, before = solved([Smooth(lambda parameters: parameters[0].abs() ** 0.4)], start, 1)
     assert float(found) == pytest.approx(1 - 1.25 / (1 + DAMPING))
     assert after < before
 
@@ -147,14 +148,14 @@ def test_where_no_step_helps_the_start_is_returned():
         jump = (parameters[0] != 1).double() * 10
         return parameters[0] + jump
 
-    found, after, before = solved([residual], start, 1)
+    found, after, before = solved([Smooth(residual)], start, 1)
     assert found is start
     assert after == before == 1.0
 
 
 def test_a_step_to_where_the_residual_is_not_a_number_is_not_taken():
     start = (torch.full((1,), 0.1, dtype=torch.float64),)
-    found, after, before = solved([lambda parameters: parameters[0].log() + 10], start, 1)
+    found, after, before = solved([Smooth(lambda parameters: parameters[0].log() + 10)], start, 1)
     assert bool(found[0].isfinite().all())
     assert after <= before
 
@@ -185,7 +186,7 @@ def test_the_judges_choose_among_the_iterates():
 
 def test_what_the_judges_do_not_like_is_left_alone():
     start = (torch.zeros(1, dtype=torch.float64),)
-    fitting, judging = [lambda parameters: parameters[0] - 1], [lambda parameters: parameters[0] + 1]
+    fitting, judging = [Smooth(lambda parameters: parameters[0] - 1)], [Smooth(lambda parameters: parameters[0] + 1)]
     found, after, before = gauss_newton(fitting, judging, start, 3)
     assert found is start
     assert after == before == 1.0
@@ -212,17 +213,17 @@ def test_pieces_there_is_no_room_for_are_computed_again_and_nothing_else_changes
     pieces, start = two_layers(torch.tanh)
     calls = [0]
 
-    def counted(piece):
-        def residual(parameters):
+    class Counted(Smooth):
+        def about(self, at):
             calls[0] += 1
-            return piece(parameters)
+            return super().about(at)
 
-        return residual
-
-    problem = Linearised([counted(piece) for piece in pieces], start, room)
+    problem = Linearised([Counted(piece) for piece in pieces], start, room)
     calls[0] = 0
     found = problem.pulled(problem.residuals)
     assert calls[0] == again
+    problem.curvature(start)
+    assert calls[0] == 2 * again
     expected = Linearised(pieces, start)
     for left, right in zip(found, expected.pulled(expected.residuals), strict=True):
         assert torch.equal(left, right)

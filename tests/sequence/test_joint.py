@@ -8,9 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recoup.algebra.gauss_newton import total
 from recoup.judging.sample import sample_of
 from recoup.sequence import joint as refits
-from recoup.sequence.adjusting import _spread
 from recoup.sequence.joint import JointRefits, passages, refit_jointly
 from recoup.sequence.refit import recover_in_sequence
+from recoup.sequence.residual import _spread
 from tests.sequence.bench import Judged, Windows, bench, zoo_bench
 from tests.zoo import seeded
 

@@ -1,7 +1,7 @@
 """Nonlinear least squares: a few Gauss-Newton steps, each a linear problem solved by conjugate gradients.
 
     r_i(θ)   residuals of piece i, any shape;   loss = Σ_i |r_i|²
-    J_i      its Jacobian, only ever multiplied with vectors
+    J_i      its Jacobian, only ever multiplied with vectors, which a piece knows how to do
     (Σ J^T J + λ) δ = -Σ J^T r                  δ_1, δ_2 ...: the iterates of conjugate gradients
 
 Some pieces are fitted to, others judge: the step is the iterate after which their loss is least. The first iterates
@@ -12,16 +12,13 @@ the scale of θ or r.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.func import jvp, vjp
 
 Parameters: TypeAlias = tuple[Tensor, ...]
-Residual: TypeAlias = Callable[[Parameters], Tensor]
-Pull: TypeAlias = Callable[[Tensor], tuple[Parameters]]
 
 # Share of the curvature along the gradient that is added to all directions.
 DAMPING = 1e-3
@@ -31,9 +28,35 @@ SHORTEST = 1 / 16
 PATIENCE = 2
 
 
+class Tangent(Protocol):
+    """A piece about one point: its residuals there, and products with its Jacobian."""
+
+    residual: Tensor
+
+    def push(self, direction: Parameters, /) -> Tensor:
+        """J v."""
+        ...
+
+    def pull(self, vector: Tensor, /) -> Parameters:
+        """J^T v."""
+        ...
+
+
+class Piece(Protocol):
+    """Residuals as a function of the parameters, one that can be differentiated."""
+
+    def __call__(self, parameters: Parameters, /) -> Tensor:
+        """The residuals."""
+        ...
+
+    def about(self, at: Parameters, /) -> Tangent:
+        """The function about a point."""
+        ...
+
+
 def gauss_newton(
-    fitting: Sequence[Residual],
-    judging: Sequence[Residual],
+    fitting: Sequence[Piece],
+    judging: Sequence[Piece],
     start: Parameters,
     iterations: int,
     room: int | None = None,
@@ -62,40 +85,36 @@ def gauss_newton(
     return found, least, before
 
 
-def total(pieces: Sequence[Residual], parameters: Parameters) -> float:
+def total(pieces: Sequence[Piece], parameters: Parameters) -> float:
     """The sum of squared residuals."""
     with torch.no_grad():
         return float(sum(piece(parameters).square().sum(dtype=torch.float64) for piece in pieces))
 
 
 class Linearised:
-    """The pieces about one point; what products with J^T need stays in memory as far as there is `room`."""
+    """The pieces about one point; those there is `room` for stay in memory, the others are computed when needed."""
 
-    def __init__(self, pieces: Sequence[Residual], at: Parameters, room: int | None = None) -> None:
+    def __init__(self, pieces: Sequence[Piece], at: Parameters, room: int | None = None) -> None:
         self._pieces, self._at = pieces, at
+        self._kept: dict[int, Tangent] = {}
         self.residuals: list[Tensor] = []
-        self._pulls: list[Pull] = []
         for number, piece in enumerate(pieces):
-            residual, pull = vjp(piece, at)[:2]
-            self.residuals.append(residual.detach())
-            self._pulls.append(pull if room is None or number < room else self._again(piece))
-
-    def _again(self, piece: Residual) -> Pull:
-        def pull(vector: Tensor) -> tuple[Parameters]:
-            pulled: tuple[Parameters] = vjp(piece, self._at)[1](vector)
-            return pulled
-
-        return pull
+            tangent = piece.about(at)
+            self.residuals.append(tangent.residual.detach())
+            if room is None or number < room:
+                self._kept[number] = tangent
 
     def pulled(self, vectors: Sequence[Tensor]) -> Parameters:
         """Σ J^T v, a vector per piece."""
-        with torch.no_grad():
-            parts = [pull(vector)[0] for pull, vector in zip(self._pulls, vectors, strict=True)]
-        return tuple(torch.stack(same).sum(0) for same in zip(*parts, strict=True))
+        return _added([tangent.pull(vector) for tangent, vector in zip(self._tangents(), vectors, strict=True)])
 
     def curvature(self, direction: Parameters) -> Parameters:
         """Σ J^T J times `direction`."""
-        return self.pulled([jvp(piece, (self._at,), (direction,))[1] for piece in self._pieces])
+        return _added([tangent.pull(tangent.push(direction)) for tangent in self._tangents()])
+
+    def _tangents(self) -> Iterator[Tangent]:
+        for number, piece in enumerate(self._pieces):
+            yield self._kept[number] if number in self._kept else piece.about(self._at)
 
 
 def _iterates(problem: Linearised, iterations: int) -> Iterator[Parameters]:
@@ -122,3 +141,7 @@ def _dot(left: Parameters, right: Parameters) -> Tensor:
 
 def _sum(left: Parameters, right: Parameters, factor: Tensor | float) -> Parameters:
     return tuple(a + factor * b for a, b in zip(left, right, strict=True))
+
+
+def _added(parts: Sequence[Parameters]) -> Parameters:
+    return tuple(torch.stack(same).sum(0) for same in zip(*parts, strict=True))

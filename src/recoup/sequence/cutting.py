@@ -15,13 +15,13 @@ from torch import Tensor, fx
 from recoup.calibrate import Calibration
 from recoup.plan import GraphPlan
 from recoup.structure.layout import Layout
-from recoup.structure.operations import operation_name
-from recoup.structure.route import Stretch
+from recoup.structure.operations import copied, operation_name
+from recoup.structure.route import Stretch, make_pure
 
 # Relative difference that rounding may make between the cut stretch and the whole one.
 ROUNDING = 1e-3
 
-# Told of each operation of a stretch: its node, the arguments it is called with, and the result.
+# Told of each operation of a cut stretch: its node, the arguments it is called with, and the result.
 Watcher: TypeAlias = Callable[[fx.Node, Any, Any, Any], None]
 
 
@@ -34,7 +34,9 @@ class Cutter:
         biases = {name for consumer in structure.consumers for name in consumer.biases}
         plan = self._form.plan(keep, frozenset({*written, *biases}))
         self._plan: GraphPlan = plan
-        self._twins = {node.name: node for node in plan.graph.nodes}
+        graph, _ = copied(plan.graph)
+        make_pure(graph)
+        self._twins = {node.name: node for node in graph.nodes}
         self._kept: dict[str, list[tuple[int, Tensor]]] = {}
         for piece in structure.slices(keep):
             self._kept.setdefault(piece.tensor, []).append((piece.dim, piece.kept))
@@ -95,9 +97,9 @@ class Cutter:
         for node in stretch.nodes:
             twin = self._twins[node.name]
             args, kwargs = fx.node.map_arg(twin.args, look), fx.node.map_arg(twin.kwargs, look)
-            values[node.name] = node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target
+            values[node.name] = twin.target(*args, **kwargs)
             if watch is not None:
-                watch(node, args, kwargs, values[node.name])
+                watch(twin, args, kwargs, values[node.name])
         return {name: values[name] for name in stretch.exits}
 
     def _is_twin(self, node: fx.Node, twin: fx.Node | None) -> bool:

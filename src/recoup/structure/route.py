@@ -98,7 +98,7 @@ class Route:
 def route(graph: fx.Graph, structure: Structure) -> Route:
     """The route through the graph of a standalone form; it stops at every layer that is called once."""
     graph, _ = copied(graph)
-    is_pure = _make_pure(graph)
+    is_pure = make_pure(graph)
     calls = [product.weight for product in structure.products]
     by_name = {node.name: node for node in graph.nodes}
     stops = [
@@ -109,6 +109,17 @@ def route(graph: fx.Graph, structure: Structure) -> Route:
     order, stops = _ordered(graph, stops, by_name) if is_pure else (list(graph.nodes), _known_in_time(graph, stops))
     place = {node.name: number for number, node in enumerate(order)}
     return Route(tuple(order), tuple(sorted(stops, key=lambda stop: place[stop.node])), is_pure)
+
+
+def make_pure(graph: fx.Graph) -> bool:
+    """Turn in-place operations on values nobody else reads into plain ones; whether none are left."""
+    for node in [node for node in graph.nodes if node.op == "call_function" and writes(node)]:
+        twin = _plain_twin(node.target)
+        first = node.args[0] if node.args else None
+        if twin is None or not isinstance(first, fx.Node) or not _is_own(first, node):
+            return False
+        node.target = twin
+    return True
 
 
 def drifting(route: Route, written: Iterable[str]) -> frozenset[str]:
@@ -216,17 +227,6 @@ def _is_affine(user: fx.Node, here: fx.Node, others: list[fx.Node]) -> bool:
     if name == "batch_norm":
         return user.args[0] is here and here.meta["val"].dim() != 3
     return name != "div" or user.args[0] is here
-
-
-def _make_pure(graph: fx.Graph) -> bool:
-    """Turn in-place operations on values nobody else reads into plain ones; whether none are left."""
-    for node in [node for node in graph.nodes if node.op == "call_function" and writes(node)]:
-        twin = _plain_twin(node.target)
-        first = node.args[0] if node.args else None
-        if twin is None or not isinstance(first, fx.Node) or not _is_own(first, node):
-            return False
-        node.target = twin
-    return True
 
 
 def _is_own(value: fx.Node, reader: fx.Node) -> bool:
