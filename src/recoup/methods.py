@@ -23,8 +23,6 @@ from recoup.progress import Progress, silent
 from recoup.recover import Compensator
 from recoup.report.content import Score
 from recoup.search import (
-    NEAR,
-    ROUGH,
     Allocator,
     Latency,
     Search,
@@ -33,10 +31,10 @@ from recoup.search import (
     keep_in_rounds,
     keep_within,
     keep_within_time,
-    press_on,
-    reconsidered,
     search,
+    search_in_full,
     search_share,
+    was_in_full,
 )
 from recoup.settings import Budget
 from recoup.structure.surgery import apply
@@ -173,18 +171,17 @@ class Measured:
 
     def _search(self, allocation: Allocator) -> Search:
         """Quick recoveries find about which share can go; where layers are refitted jointly, full ones go further."""
-        tolerance, has_joint = self._goal.tolerance, self._goal.settings.joint > 0
+        tolerance, judge = self._goal.tolerance, self._judge
         assert tolerance is not None
         quick = _Candidates(self._model, self._recoverer, is_quick=True)
+        if not self._goal.settings.joint:
+            found = search_share(allocation, quick, judge, tolerance, self._progress)
+            self._chosen = quick.chosen(found.keep)
+            return found
         full = _Candidates(self._model, self._recoverer, is_quick=False, progress=self._progress)
-        near = ROUGH if has_joint else NEAR
-        found = search_share(allocation, quick, self._judge, tolerance, self._progress, near)
-        # Up to a dozen recoveries: seconds on a GPU, minutes on a CPU.
-        if has_joint and self._goal.settings.rounds > 1 and self._sample.device.type == "cuda":
-            allocation = reconsidered(allocation, found.keep, quick.harms, self._progress)
-        pressed = press_on(allocation, full, self._judge, tolerance, found) if has_joint else found
-        self._chosen = (quick if pressed.keep is found.keep else full).chosen(pressed.keep)
-        return pressed
+        found = search_in_full(allocation, quick, full, judge, tolerance, self._progress)
+        self._chosen = (full if was_in_full(found) else quick).chosen(found.keep)
+        return found
 
     @cached_property
     def _judge(self) -> Judge:
@@ -202,10 +199,6 @@ class _Candidates:
 
     def __call__(self, keep: Tensor) -> nn.Module:
         return apply(self._model, self._plan(keep).plan)
-
-    def harms(self, keep: Tensor) -> Mapping[str, float]:
-        """What a mask does to held-out images, by the way it is recovered."""
-        return self._plan(keep).harms
 
     def _plan(self, keep: Tensor) -> Chosen:
         place = keep.numpy().tobytes()

@@ -49,6 +49,16 @@ def test_the_harm_to_class_scores_is_the_divergence(name):
     assert harm == pytest.approx(recoup.divergence(recoup.apply(model, plan), model, batches), rel=1e-6)
 
 
+@pytest.mark.parametrize(("images", "step"), [(9, 3), (13, 2), (14, 1), (100, 1), (1, 27)])
+def test_a_part_of_the_images_is_taken_evenly(images, step):
+    _, seen = calibrated("plain")
+    weights, batches = pruned(seen).weights, inputs_of("plain")
+    host = seen.traced.standalone.host
+    fewer = [Inputs((batch.args[0][::step],), {}) for batch in batches]
+    assert sum(batch.size for batch in fewer) >= min(images, 27)
+    assert Reference(host, batches).part(images).harm(weights) == Reference(host, fewer).harm(weights)
+
+
 def test_the_harm_to_other_outputs_is_the_error_relative_to_their_variance():
     """Two outputs, of four and of two dims: the mean over them, weighted by samples over batches."""
     model, seen = calibrated("several")

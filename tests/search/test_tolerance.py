@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,17 +8,21 @@ from torch import nn
 from recoup.judging.judge import Verdict
 from recoup.search.binary import Search, Trial
 from recoup.search.tolerance import (
-    AIM,
+    BOLDNESS,
     CANDIDATES,
+    CLOSE,
+    FULL,
     FULL_CANDIDATES,
     NEAR,
-    ROUGH,
+    PROMISING,
+    QUICK,
+    USUAL_POWER,
     Point,
-    bolder_share,
-    further,
     meeting,
-    press_on,
+    power_of,
+    search_in_full,
     search_share,
+    was_in_full,
 )
 from tests.search.test_measured import allocation_of
 
@@ -127,79 +132,156 @@ def test_while_nothing_has_failed_the_next_share_is_in_the_middle():
     assert meeting(Point(0.8, 0.1), Point(0.2, math.inf), 1.0) == pytest.approx(0.5)
 
 
-def trial(share, drop, allowed=1.0):
-    return Trial(("all groups",), share, drop, allowed)
+def trial(share, drop, allowed=1.0, groups=QUICK):
+    return Trial(groups, share, drop, allowed)
 
 
-def test_a_bolder_share_lies_between_the_trials_around_its_level():
-    trials = (trial(0.6, 4.0), trial(0.8, 1.0), trial(0.4, 9.0))
-    assert bolder_share(trials, 2.25) == pytest.approx(0.7)
-    assert bolder_share(trials, 6.25) == pytest.approx(0.5)
-    assert bolder_share((trial(0.5, 4.0),), 1.0) == pytest.approx(0.75)  # from the whole network, which loses nothing
+def test_a_power_carries_a_bound_to_any_level():
+    """0.5 removed for 2, so 0.25 for an eighth of it, with the third power."""
+    assert Point(0.5, 2.0).along(3.0, 0.25) == pytest.approx(0.75)
+    assert Point(0.5, 2.0).along(3.0, 2.0) == pytest.approx(0.5)
+    assert Point(0.8, 1.0).along(4.0, 16.0) == pytest.approx(0.6)
 
 
-def test_without_a_trial_beyond_its_level_there_is_no_bolder_share():
-    assert bolder_share((trial(0.6, 0.5), trial(0.4, 0.9)), 1.4) is None
-    assert bolder_share((), 1.4) is None
+@pytest.mark.parametrize("bound", [-1.0, 0.0, 1e-9])
+def test_a_candidate_that_lost_nothing_is_not_followed_any_far(bound):
+    assert Point(0.8, bound).along(4.0, 1.0) == pytest.approx(0.6)
 
 
-def test_a_trial_that_failed_above_one_that_passed_is_not_beyond():
-    """Noise: 0.7 lost more than 0.5."""
-    trials = (trial(0.7, 3.0), trial(0.5, 0.5))
-    assert bolder_share(trials, 1.0) is None
-    assert bolder_share((*trials, trial(0.3, 4.5)), 2.0) == pytest.approx(
-        0.5 - 0.2 * (2**0.5 - 0.5**0.5) / (4.5**0.5 - 0.5**0.5)
-    )
+def test_the_power_is_that_of_the_two_points_nearest_to_the_level():
+    def points(power, *removed):
+        return [Point(1 - part, 4 * part**power) for part in removed]
+
+    assert power_of(points(3, 0.2, 0.6), 1.0) == pytest.approx(3.0)
+    assert power_of([*points(5, 0.5, 0.8), Point(0.95, 1e-3)], 1.0) == pytest.approx(5.0)
+    assert power_of([Point(0.95, 1e-3), *points(5, 0.5, 0.8)], 1.0) == pytest.approx(5.0)
 
 
-def test_a_rough_search_ends_sooner():
-    allocation = allocation_of("plain", width=24)
-    judges = [KnownJudge(allocation, BOUNDS["step"]) for _ in range(2)]
-    shares = [
-        allocation.share(search_share(allocation, masked, judge, 1.5, near=near).keep)
-        for judge, near in zip(judges, (NEAR, ROUGH), strict=True)
-    ]
-    assert len(judges[1].asked) < len(judges[0].asked)
-    assert shares[1] < shares[0] + ROUGH
+@pytest.mark.parametrize(("bounds", "power"), [((1.0, 1.1), 1.0), ((1.0, 0.9), 1.0), ((0.1, 9.0), 6.0)])
+def test_a_power_that_noise_has_made_is_not_believed(bounds, power):
+    assert power_of([Point(0.6, bounds[0]), Point(0.5, bounds[1])], 1.0) == power
 
 
-def pressed(bound, better, tolerance=1.5):
-    """A rough search with candidates that lose `bound`, then full ones that lose `better`."""
-    allocation = allocation_of("plain", width=24)
-    found = search_share(allocation, masked, KnownJudge(allocation, bound), tolerance, near=ROUGH)
-    judge = KnownJudge(allocation, better)
-    return allocation, found, press_on(allocation, masked, judge, tolerance, found), judge
+@pytest.mark.parametrize(
+    "points", [(), (Point(0.5, 1.0),), (Point(0.5, -1.0), Point(0.4, 2.0)), (Point(0.5, 1.0),) * 2]
+)
+def test_where_two_points_do_not_tell_the_power_it_is_the_usual_one(points):
+    assert power_of(points, 1.0) == USUAL_POWER
+    assert power_of(points, 1.0, 2.5) == 2.5
 
 
-@pytest.mark.parametrize("gain", [1.5, 2.0, 4.0])
-def test_better_candidates_go_further_and_stay_within_the_tolerance(gain):
-    bound = BOUNDS["quadratic"]
-    allocation, found, more, judge = pressed(bound, lambda share: bound(share) / gain)
-    assert allocation.share(more.keep) < allocation.share(found.keep)
-    assert bound(allocation.share(more.keep)) / gain < 1.5
-    assert 1 <= len(judge.asked) <= FULL_CANDIDATES
-    full = more.trials[len(found.trials) :]
-    assert [trial.share for trial in full] == [pytest.approx(share) for share in judge.asked]
-    assert all(trial.groups == ("all groups, in full",) for trial in full)
-    assert more.drop == pytest.approx(bound(allocation.share(more.keep)) / gain)
+def searched(bound, better, tolerance=1.5, width=24):
+    """Quick candidates that lose `bound` and full ones that lose `better`, and what was asked of both."""
+    allocation = allocation_of("plain", width=width)
+    judge, asked = KnownJudge(allocation, None), {"quick": [], "full": []}
+
+    def candidate(kind, loss):
+        def made(keep):
+            asked[kind].append(allocation.share(keep))
+            judge.bound = loss
+            return masked(keep)
+
+        return made
+
+    found = search_in_full(allocation, candidate("quick", bound), candidate("full", better), judge, tolerance)
+    return allocation, found, asked
 
 
-def test_what_was_found_stays_where_no_better_candidate_passes():
-    allocation, found, more, judge = pressed(BOUNDS["quadratic"], BOUNDS["never"])
-    assert more.keep is found.keep and more.drop == found.drop
-    assert len(more.trials) == len(found.trials) + len(judge.asked)
-    assert judge.asked and all(share < allocation.share(found.keep) for share in judge.asked)
+def full_trials(found):
+    return [trial for trial in found.trials if trial.groups == FULL]
 
 
-def test_where_nothing_was_found_nothing_is_tried():
-    allocation = allocation_of("plain", width=24)
-    found = Search(torch.ones(3, dtype=torch.bool), 90.0, 0.0, (trial(0.5, 3.0),))
-    assert press_on(allocation, masked, KnownJudge(allocation, BOUNDS["always"]), 1.0, found) is found
+def growing(power, factor):
+    return lambda share: factor * (1 - share) ** power
 
 
-def test_the_share_after_one_that_passed_aims_at_the_level_but_not_too_far():
-    """The root of the bound grows evenly: 0.4 of the cost for 1, so 0.8 for 4."""
-    assert further(Point(0.6, 1.0), None, 4.0) == pytest.approx(0.2)
-    assert further(Point(0.6, 0.0), None, 4.0) == pytest.approx(0.2)
-    assert further(Point(0.8, 1.0), Point(0.4, 4.0), 2.25) == meeting(Point(0.8, 1.0), Point(0.4, 4.0), 2.25)
-    assert AIM < 1
+@pytest.mark.parametrize("power", [2, 3, 5])
+@pytest.mark.parametrize("gain", [1.0, 1.5, 2.2, 3.0, 6.0])
+def test_full_candidates_use_most_of_the_tolerance_and_no_more(power, gain):
+    bound, better = growing(power, 12.0), growing(power, 12.0 / gain)
+    allocation, found, asked = searched(bound, better)
+    share = allocation.share(found.keep)
+    assert 0.4 * 1.5 < better(share) < 1.5
+    assert found.drop == pytest.approx(better(share))
+    assert was_in_full(found)
+    assert 1 <= len(asked["full"]) <= 2
+    full = full_trials(found)
+    assert [trial.share for trial in full] == [pytest.approx(share) for share in asked["full"]]
+    assert [trial.drop for trial in full] == [pytest.approx(better(share)) for share in asked["full"]]
+    assert len(found.trials) == len(asked["quick"]) + len(full)
+    assert all(trial.allowed == 1.5 for trial in found.trials)
+
+
+@pytest.mark.parametrize("power", [2, 4])
+def test_full_candidates_that_are_as_much_better_as_most_need_one(power):
+    _, found, asked = searched(growing(power, 12.0), growing(power, 12.0 / 2.2))
+    assert len(asked["full"]) == 1
+    assert found.trials[-1].accepted
+
+
+def test_one_that_is_far_better_than_expected_is_followed_by_another():
+    allocation, found, asked = searched(growing(2, 12.0), growing(2, 2.4))
+    first, second = asked["full"]
+    assert second < first * (1 - PROMISING)
+    assert allocation.share(found.keep) == pytest.approx(second)
+
+
+def test_quick_candidates_end_close_to_the_bold_level():
+    """12 (1 - share)^2 is 2.55 at 0.54: the middle of all there is will do."""
+    _, found, asked = searched(growing(2, 12.0), growing(2, 5.0))
+    last = [trial for trial in found.trials if trial.groups == QUICK][-1]
+    assert abs(last.drop - BOLDNESS * 1.5) < CLOSE * BOLDNESS * 1.5
+    assert len(asked["quick"]) <= 3
+
+
+def test_where_no_full_candidate_passes_the_best_quick_one_stays():
+    allocation, found, asked = searched(growing(2, 4.0), BOUNDS["never"])
+    assert len(asked["full"]) == FULL_CANDIDATES
+    assert not was_in_full(found)
+    smallest = min(trial.share for trial in found.trials if trial.accepted)
+    assert torch.equal(found.keep, allocation.keep(smallest))
+
+
+def test_where_no_full_candidate_and_no_quick_one_has_passed_yet_one_is_looked_for():
+    allocation, found, asked = searched(growing(2, 12.0), BOUNDS["never"])
+    assert not any(trial.accepted for trial in found.trials[: found.trials.index(full_trials(found)[-1])])
+    assert not was_in_full(found)
+    assert 0.5 * 1.5 < growing(2, 12.0)(allocation.share(found.keep)) < 1.5
+    assert len(found.trials) == len(asked["quick"]) + len(asked["full"])
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_full_candidates_that_lose_far_more_than_expected_find_their_way_back(power):
+    """Linear growth is what a measure has that counts channels."""
+    allocation, found, asked = searched(growing(power, 12.0), growing(power, 20.0), width=64)
+    assert was_in_full(found)
+    assert len(asked["full"]) <= FULL_CANDIDATES
+    assert 0.4 * 1.5 < growing(power, 20.0)(allocation.share(found.keep)) < 1.5
+
+
+def test_full_candidates_after_one_that_failed_are_no_larger_than_a_quick_one_that_passed():
+    """The first quick one passes with half the cost; full ones are no better than that, and noise says worse."""
+    _, found, asked = searched(growing(2, 4.0), lambda share: 1.0 if share > 0.48 else 40.0)
+    passed = min(trial.share for trial in found.trials if trial.accepted and trial.groups == QUICK)
+    assert was_in_full(found)
+    assert all(share <= passed + 1e-9 for share in asked["full"])
+
+
+def test_where_nothing_passes_everything_stays():
+    _, found, _ = searched(BOUNDS["never"], BOUNDS["never"])
+    assert bool(found.keep.all())
+    assert found.drop == 0.0
+    assert not was_in_full(found)
+
+
+def test_where_everything_passes_the_full_ones_go_to_the_least():
+    allocation, found, _ = searched(BOUNDS["always"], BOUNDS["always"])
+    assert allocation.share(found.keep) < allocation.least + 0.05
+    assert was_in_full(found)
+
+
+def test_a_mask_is_the_quick_ones_where_the_full_one_failed_at_it():
+    found = Search(torch.ones(3, dtype=torch.bool), 90.0, 0.0, (trial(0.5, 0.9), trial(0.5, 1.2, groups=FULL)))
+    assert not was_in_full(found)
+    assert was_in_full(replace(found, trials=(*found.trials, trial(0.45, 0.9, groups=FULL))))
+    assert not was_in_full(replace(found, trials=(*found.trials, trial(0.55, 0.9, groups=FULL))))

@@ -41,6 +41,14 @@ class Reference:
                 "nothing."
             )
 
+    def part(self, images: int) -> Reference:
+        """The same on fewer images, at least so many of them, taken evenly: they may be in any order."""
+        step = sum(batch.size for batch in self._batches) // images
+        if step < 2:
+            return self
+        batches = [batch.pick(torch.arange(0, batch.size, step)) for batch in self._batches]
+        return Reference(self._host, batches, self._kind, self._numbers)
+
     def harm(self, tensors: Mapping[str, Tensor]) -> float:
         """The harm of running the network with other tensors."""
         return self._mean(self._run(tensors), lambda expected, actual: harm_between(expected, actual, self._kind))

@@ -4,10 +4,10 @@ from recoup.search.binary import Search, Trial, search
 from recoup.search.budget import fit_budget
 from recoup.search.latency import Latency, keep_within_time
 from recoup.search.measured import LEVELS, Allocator, allocator, keep_within
-from recoup.search.rounds import keep_in_rounds, reconsidered
-from recoup.search.tolerance import NEAR, ROUGH, press_on, search_share
+from recoup.search.rounds import keep_in_rounds
+from recoup.search.tolerance import search_in_full, search_share, was_in_full
 
 __all__ = [
-    "LEVELS", "NEAR", "ROUGH", "Allocator", "Latency", "Search", "Trial", "allocator", "fit_budget",
-    "keep_in_rounds", "keep_within", "keep_within_time", "press_on", "reconsidered", "search", "search_share",
+    "LEVELS", "Allocator", "Latency", "Search", "Trial", "allocator", "fit_budget", "keep_in_rounds", "keep_within",
+    "keep_within_time", "search", "search_in_full", "search_share", "was_in_full",
 ]  # fmt: skip

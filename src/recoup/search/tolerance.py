@@ -1,14 +1,19 @@
-"""The share of the cost that an accuracy tolerance allows, found by recovering and measuring candidates."""
+"""The share of the cost that an accuracy tolerance allows, found by recovering and measuring candidates.
+
+What a candidate loses grows with a power of the share that is removed, the third or the fifth in most networks. Two
+candidates tell the power, and so where the next one should lie.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from recoup.judging.judge import Judge
+from recoup.judging.judge import Judge, Verdict
 from recoup.progress import Progress, silent
 from recoup.search.binary import Search, Trial
 from recoup.search.measured import Allocator
@@ -16,73 +21,26 @@ from recoup.search.measured import Allocator
 # Candidates that are recovered and measured on the way to a tolerance, and the share of the cost that is near enough.
 CANDIDATES = 6
 NEAR = 0.02
-# Where better candidates follow: the share that is near enough for quick ones, how many follow, the share of the
-# tolerance they aim at, and by how much they are better. A quick candidate that loses so much more is tried first.
+# Where better candidates follow, quick ones only look for where to begin: where so many times the tolerance would be
+# lost. They end when the share, or the loss relative to that, is near enough.
+BOLDNESS = 1.7
 ROUGH = 0.1
-FULL_CANDIDATES = 2
+CLOSE = 0.2
+# How many better ones there may be until one passes, and the share of the tolerance they aim at. After one that passed
+# there is another if it promises to remove so large a share of what is left.
+FULL_CANDIDATES = 3
 AIM = 0.85
-BOLDNESS = 1.4
+PROMISING = 0.1
+# The power with which the loss grows: between which limits it is believed, and what is taken where it is not known.
+POWERS = (1.0, 6.0)
+USUAL_POWER = 4.0
+# A bound that is smaller than another by more than this factor tells no more than one at that distance.
+FAR = 16.0
 
+# What trials of the two kinds of candidates call the groups.
+QUICK, FULL = ("all groups",), ("all groups, in full",)
 
-def search_share(
-    allocation: Allocator,
-    candidate: Callable[[Tensor], nn.Module],
-    judge: Judge,
-    tolerance: float,
-    progress: Progress = silent,
-    near: float = NEAR,
-) -> Search:
-    """The smallest share of the cost whose candidate stays within the tolerance, with the judge's bound.
-
-    The next share to try lies where the bound would meet the tolerance if its root grew evenly between the nearest
-    candidates that passed and failed; after two that came out alike it is the middle.
-    """
-    whole = allocation.widths.structure.keep_all()
-    passed, failed = Point(1.0, 0.0), Point(allocation.least, math.inf)
-    found = Search(whole, judge.base, 0.0, ())
-    for number in range(1, CANDIDATES + 1):
-        if passed.share - failed.share < near:
-            break
-        is_stuck = len(found.trials) > 1 and found.trials[-1].accepted == found.trials[-2].accepted
-        share = (passed.share + failed.share) / 2 if is_stuck else meeting(passed, failed, tolerance)
-        keep = allocation.keep(share)
-        verdict = judge(candidate(keep))
-        trials = (*found.trials, Trial(("all groups",), share, verdict.bound, tolerance))
-        if verdict.bound < tolerance:
-            passed, found = Point(share, verdict.bound), Search(keep, judge.base, verdict.drop, trials)
-        else:
-            failed, found = Point(share, verdict.bound), replace(found, trials=trials)
-        progress("search", number, CANDIDATES)
-    return found
-
-
-def press_on(
-    allocation: Allocator,
-    candidate: Callable[[Tensor], nn.Module],
-    judge: Judge,
-    tolerance: float,
-    found: Search,
-) -> Search:
-    """What was `found` with quick candidates, taken further with better ones."""
-    accepted = [trial for trial in found.trials if trial.accepted]
-    if not accepted:
-        return found
-    passed, failed = Point(accepted[-1].share, accepted[-1].drop), None
-    share = bolder_share(found.trials, BOLDNESS * tolerance) or passed.share
-    for _ in range(FULL_CANDIDATES):
-        keep = allocation.keep(share)
-        verdict = judge(candidate(keep))
-        here = Point(allocation.share(keep), verdict.bound)
-        trial = Trial(("all groups, in full",), here.share, here.bound, tolerance)
-        found = replace(found, trials=(*found.trials, trial))
-        if trial.accepted:
-            passed, found = here, replace(found, keep=keep, drop=verdict.drop)
-        else:
-            failed = here
-        share = max(allocation.least, further(passed, failed, AIM * tolerance))
-        if passed.share - share < NEAR:
-            break
-    return found
+Candidate: TypeAlias = Callable[[Tensor], nn.Module]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +50,131 @@ class Point:
     share: float
     bound: float
 
+    def along(self, power: float, level: float) -> float:
+        """The share at which the bound would be `level` if it grew with a power of what is removed."""
+        return 1 - (1 - self.share) * math.pow(level / max(self.bound, level / FAR), 1 / power)
 
-def meeting(passed: Point, failed: Point, level: float) -> float:
+
+def search_share(
+    allocation: Allocator, candidate: Candidate, judge: Judge, tolerance: float, progress: Progress = silent
+) -> Search:
+    """The smallest share of the cost whose candidate stays within the tolerance, with the judge's bound."""
+    found = Search(allocation.widths.structure.keep_all(), judge.base, 0.0, ())
+    for keep, share, verdict in narrowing(allocation, candidate, judge, tolerance, NEAR, progress=progress):
+        found = _with_trial(found, Trial(QUICK, share, verdict.bound, tolerance), keep, verdict)
+    return found
+
+
+def search_in_full(
+    allocation: Allocator,
+    quick: Candidate,
+    full: Candidate,
+    judge: Judge,
+    tolerance: float,
+    progress: Progress = silent,
+) -> Search:
+    """The same with two kinds of candidates: a few `quick` ones find the place for one or two `full` ones.
+
+    Where no full one passes, the answer is the best quick one that does.
+    """
+    bold = BOLDNESS * tolerance
+    found = Search(allocation.widths.structure.keep_all(), judge.base, 0.0, ())
+    for keep, share, verdict in narrowing(allocation, quick, judge, bold, ROUGH, CLOSE, progress):
+        found = _with_trial(found, Trial(QUICK, share, verdict.bound, tolerance), keep, verdict)
+    points, least = [Point(trial.share, trial.drop) for trial in found.trials], allocation.least
+    most = min((trial.share for trial in found.trials if trial.accepted), default=1.0)
+    power = power_of(points, bold)
+    share = nearest(points, bold).along(power, bold) if points else least
+    made: list[Point] = []
+    while len(made) < FULL_CANDIDATES:
+        keep = allocation.keep(min(max(share, least), most))
+        verdict = judge(full(keep))
+        here = Point(allocation.share(keep), verdict.bound)
+        trial = Trial(FULL, here.share, here.bound, tolerance)
+        found, made = _with_trial(found, trial, keep, verdict), [*made, here]
+        share = here.along(power_of(made, AIM * tolerance, power), AIM * tolerance)
+        if not trial.accepted:
+            share = max(share, here.share + NEAR)
+        elif len(made) > 1 or here.share - max(share, least) < PROMISING * here.share:
+            return found
+    if any(trial.accepted for trial in found.trials):
+        return found
+    settled = search_share(allocation, quick, judge, tolerance, progress)
+    return replace(settled, trials=(*found.trials, *settled.trials))
+
+
+def was_in_full(found: Search) -> bool:
+    """Whether the answer of such a search is a full candidate."""
+    accepted = [trial for trial in found.trials if trial.accepted]
+    least = min((trial.share for trial in accepted), default=1.0)
+    return any(trial.groups == FULL and trial.share == least for trial in accepted)
+
+
+def narrowing(
+    allocation: Allocator,
+    candidate: Candidate,
+    judge: Judge,
+    level: float,
+    near: float,
+    close: float = 0.0,
+    progress: Progress = silent,
+) -> Iterator[tuple[Tensor, float, Verdict]]:
+    """Masks with their shares and verdicts, towards the share at which the bound is `level`.
+
+    The next share to try lies where the bound would meet the level if its root grew evenly between the nearest
+    candidates below and above; after two that came out alike it is the middle. It ends when those are `near` each
+    other, or a bound is `close` to the level.
+    """
+    below, above = Point(1.0, 0.0), Point(allocation.least, math.inf)
+    sides: list[bool] = []
+    for number in range(1, CANDIDATES + 1):
+        if below.share - above.share < near:
+            return
+        is_stuck = len(sides) > 1 and sides[-1] == sides[-2]
+        share = (below.share + above.share) / 2 if is_stuck else meeting(below, above, level)
+        keep = allocation.keep(share)
+        verdict = judge(candidate(keep))
+        progress("search", number, CANDIDATES)
+        yield keep, share, verdict
+        here = Point(share, verdict.bound)
+        if abs(here.bound - level) < close * level:
+            return
+        sides.append(here.bound < level)
+        below, above = (here, above) if sides[-1] else (below, here)
+
+
+def meeting(below: Point, above: Point, level: float) -> float:
     """The share between two points at which the bound would be `level`; not too close to either."""
-    if not math.isfinite(failed.bound):
-        return (passed.share + failed.share) / 2
-    start, end = math.sqrt(max(passed.bound, 0.0)), math.sqrt(max(failed.bound, 0.0))
+    if not math.isfinite(above.bound):
+        return (below.share + above.share) / 2
+    start, end = math.sqrt(max(below.bound, 0.0)), math.sqrt(max(above.bound, 0.0))
     position = (math.sqrt(level) - start) / max(end - start, 1e-9)
-    return passed.share - (passed.share - failed.share) * min(max(position, 0.15), 0.85)
+    return below.share - (below.share - above.share) * min(max(position, 0.15), 0.85)
 
 
-def further(passed: Point, failed: Point | None, level: float) -> float:
-    """The share at which the bound would be `level` if its root grew evenly; at most twice as far as what passed."""
-    if failed is not None:
-        return meeting(passed, failed, level)
-    return 1 - (1 - passed.share) * math.sqrt(level / max(passed.bound, level / 4))
+def nearest(points: Sequence[Point], level: float) -> Point:
+    """The point whose bound is nearest to `level`, by their ratio."""
+    return min(points, key=lambda point: abs(math.log(max(point.bound, level / FAR) / level)))
 
 
-def bolder_share(trials: Sequence[Trial], level: float) -> float | None:
-    """The share at which the bound would reach `level`, by the trials on both sides of it; None if none is beyond."""
-    points = sorted((Point(trial.share, trial.drop) for trial in trials), key=lambda point: -point.share)
-    below = [point for point in (Point(1.0, 0.0), *points) if point.bound < level]
-    beyond = [point for point in points if point.bound >= level and point.share < below[-1].share]
-    return meeting(below[-1], beyond[0], level) if beyond else None
+def power_of(points: Sequence[Point], level: float, usual: float = USUAL_POWER) -> float:
+    """The power of the removed share with which the bound grows, by the two points nearest to `level`.
+
+    Where they do not tell, it is the `usual` one.
+    """
+    known = [point for point in points if point.bound > 0 and point.share < 1]
+    first = nearest(known, level) if known else None
+    others = [point for point in known if first is not None and point.share != first.share]
+    if first is None or not others:
+        return usual
+    second = nearest(others, level)
+    power = math.log(second.bound / first.bound) / math.log((1 - second.share) / (1 - first.share))
+    return min(max(power, POWERS[0]), POWERS[1])
+
+
+def _with_trial(found: Search, trial: Trial, keep: Tensor, verdict: Verdict) -> Search:
+    """The search with one more trial, whose mask is its answer if it passed and none that did has a smaller share."""
+    found = replace(found, trials=(*found.trials, trial))
+    if trial.accepted and trial.share <= min(other.share for other in found.trials if other.accepted):
+        return replace(found, keep=keep, drop=verdict.drop)
+    return found
