@@ -33,7 +33,7 @@ class Settings:
     search: "binary" is the paper's structural search, layer by layer, and the same share of every group for a budget;
         "measured" asks the network what each group is worth and allots accordingly.
     rounds: of measuring; from the second on in the pruned network, where recovery in sequence makes a difference. For a
-        tolerance there are two at most, and on a CPU or without joint refits one; for a latency there is one.
+        tolerance or a latency there is one.
     recovery: "once" from the statistics of the original network; "sequence" layer by layer in the pruned one, where
         held-out images show that to be better.
     ridges: strengths, relative as `ridge`, of the pull towards the one-pass weights that held-out images choose from

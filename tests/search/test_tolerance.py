@@ -219,6 +219,15 @@ def test_full_candidates_that_are_as_much_better_as_most_need_one(power):
     assert found.trials[-1].accepted
 
 
+def test_one_that_fails_narrowly_is_followed_by_one_that_passes():
+    """Quick ones lose with the sixth power, full ones less but with the second: going back by the sixth would fail."""
+    allocation, found, asked = searched(growing(6, 120.0), growing(2, 6.6))
+    first, second = asked["full"]
+    assert 1.5 < growing(2, 6.6)(first) < 2.2
+    assert was_in_full(found) and allocation.share(found.keep) == pytest.approx(second)
+    assert growing(2, 6.6)(first) * ((1.5 * 0.85) / growing(2, 6.6)(first)) ** (2 / 6) > 1.5
+
+
 def test_one_that_is_far_better_than_expected_is_followed_by_another():
     allocation, found, asked = searched(growing(2, 12.0), growing(2, 2.4))
     first, second = asked["full"]

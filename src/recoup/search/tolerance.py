@@ -31,6 +31,8 @@ CLOSE = 0.2
 FULL_CANDIDATES = 3
 AIM = 0.85
 PROMISING = 0.1
+# After one that failed the loss is not believed to fall faster than with this power: the next one should pass.
+RETREAT = 3.0
 # The power with which the loss grows: between which limits it is believed, and what is taken where it is not known.
 POWERS = (1.0, 6.0)
 USUAL_POWER = 4.0
@@ -92,11 +94,13 @@ def search_in_full(
         here = Point(allocation.share(keep), verdict.bound)
         trial = Trial(FULL, here.share, here.bound, tolerance)
         found, made = _with_trial(found, trial, keep, verdict), [*made, here]
-        share = here.along(power_of(made, AIM * tolerance, power), AIM * tolerance)
-        if not trial.accepted:
-            share = max(share, here.share + NEAR)
-        elif len(made) > 1 or here.share - max(share, least) < PROMISING * here.share:
-            return found
+        steepness = power_of(made, AIM * tolerance, power)
+        if trial.accepted:
+            share = here.along(steepness, AIM * tolerance)
+            if len(made) > 1 or here.share - max(share, least) < PROMISING * here.share:
+                return found
+        else:
+            share = max(here.along(min(steepness, RETREAT), AIM * tolerance), here.share + NEAR)
     if any(trial.accepted for trial in found.trials):
         return found
     settled = search_share(allocation, quick, judge, tolerance, progress)
