@@ -165,8 +165,10 @@ def _linear(call: Call) -> Differential | None:
     return lambda moves: repeat((moves[0], *others))
 
 
-def _reshaped(call: Call) -> Differential:
+def _reshaped(call: Call) -> Differential | None:
     """The same values in another shape; the move need not lie in memory as the value does."""
+    if call.result.dtype != call.operands[0].dtype:
+        return None
     shape = call.result.shape
     return lambda moves: moves[0].reshape(shape)
 
