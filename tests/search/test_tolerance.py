@@ -235,6 +235,14 @@ def test_one_that_is_far_better_than_expected_is_followed_by_another():
     assert allocation.share(found.keep) == pytest.approx(second)
 
 
+def test_after_one_that_passed_and_one_that_failed_there_is_no_third():
+    allocation, found, asked = searched(growing(2, 12.0), lambda share: 0.3 if share > 0.45 else 1.8)
+    first, second = asked["full"]
+    assert second < 0.45 < first
+    assert allocation.share(found.keep) == pytest.approx(first)
+    assert was_in_full(found)
+
+
 def test_quick_candidates_end_close_to_the_bold_level():
     """12 (1 - share)^2 is 2.55 at 0.54: the middle of all there is will do."""
     _, found, asked = searched(growing(2, 12.0), growing(2, 5.0))

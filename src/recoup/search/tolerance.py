@@ -26,8 +26,8 @@ NEAR = 0.02
 BOLDNESS = 1.7
 ROUGH = 0.1
 CLOSE = 0.2
-# How many better ones there may be until one passes, and the share of the tolerance they aim at. After one that passed
-# there is another if it promises to remove so large a share of what is left.
+# How many better ones there may be until one passes, and the share of the tolerance they aim at. After a first one that
+# passed there is a second if it promises to remove so large a share of what is left.
 FULL_CANDIDATES = 3
 AIM = 0.85
 PROMISING = 0.1
@@ -88,7 +88,8 @@ def search_in_full(
     power = power_of(points, bold)
     share = nearest(points, bold).along(power, bold) if points else least
     made: list[Point] = []
-    while len(made) < FULL_CANDIDATES:
+    has_passed = False
+    while len(made) < (2 if has_passed else FULL_CANDIDATES):
         keep = allocation.keep(min(max(share, least), most))
         verdict = judge(full(keep))
         here = Point(allocation.share(keep), verdict.bound)
@@ -96,9 +97,9 @@ def search_in_full(
         found, made = _with_trial(found, trial, keep, verdict), [*made, here]
         steepness = power_of(made, AIM * tolerance, power)
         if trial.accepted:
-            share = here.along(steepness, AIM * tolerance)
-            if len(made) > 1 or here.share - max(share, least) < PROMISING * here.share:
-                return found
+            has_passed, share = True, here.along(steepness, AIM * tolerance)
+            if here.share - max(share, least) < PROMISING * here.share:
+                break
         else:
             share = max(here.along(min(steepness, RETREAT), AIM * tolerance), here.share + NEAR)
     if any(trial.accepted for trial in found.trials):
