@@ -28,6 +28,11 @@ def test_a_tolerance_is_above_nothing(tolerance):
         goal(tolerance)
 
 
+def test_a_tolerance_has_an_end():
+    with pytest.raises(UsageError, match="a tolerance without end allows anything"):
+        goal(math.inf)
+
+
 def test_there_is_one_measure():
     with pytest.raises(UsageError, match="give either validation= or evaluate=, not both"):
         goal(1.0, validation=[torch.randn(2, 3)], evaluate=lambda _: 1.0)

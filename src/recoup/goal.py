@@ -31,6 +31,8 @@ class Goal:
             raise UsageError(
                 f"tolerance must be above 0 points, got {self.tolerance}. For a fixed size ask for a budget."
             )
+        if self.tolerance == math.inf:
+            raise UsageError("a tolerance without end allows anything. For a fixed size ask for a budget.")
         if self.validation is not None and self.evaluate is not None:
             raise UsageError("give either validation= or evaluate=, not both.")
         if not 0 <= self.refine < math.inf:

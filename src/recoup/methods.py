@@ -34,7 +34,6 @@ from recoup.search import (
     search,
     search_in_full,
     search_share,
-    was_in_full,
 )
 from recoup.settings import Budget
 from recoup.structure.surgery import apply
@@ -179,8 +178,8 @@ class Measured:
             self._chosen = quick.chosen(found.keep)
             return found
         full = _Candidates(self._model, self._recoverer, is_quick=False, progress=self._progress)
-        found = search_in_full(allocation, quick, full, judge, tolerance, self._progress)
-        self._chosen = (full if was_in_full(found) else quick).chosen(found.keep)
+        found, is_full = search_in_full(allocation, quick, full, judge, tolerance, self._progress)
+        self._chosen = (full if is_full else quick).chosen(found.keep)
         return found
 
     @cached_property

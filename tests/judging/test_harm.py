@@ -50,13 +50,15 @@ def test_the_harm_to_class_scores_is_the_divergence(name):
 
 
 @pytest.mark.parametrize(("images", "step"), [(9, 3), (13, 2), (14, 1), (100, 1), (1, 27)])
-def test_a_part_of_the_images_is_taken_evenly(images, step):
+@pytest.mark.parametrize("sizes", [(20, 7), (27,), (1,) * 27, (2,) * 13 + (1,)])
+def test_a_part_of_the_images_is_taken_evenly(images, step, sizes):
     _, seen = calibrated("plain")
-    weights, batches = pruned(seen).weights, inputs_of("plain")
+    weights, every = pruned(seen).weights, torch.cat([batch.args[0] for batch in inputs_of("plain")])
     host = seen.traced.standalone.host
-    fewer = [Inputs((batch.args[0][::step],), {}) for batch in batches]
-    assert sum(batch.size for batch in fewer) >= min(images, 27)
-    assert Reference(host, batches).part(images).harm(weights) == Reference(host, fewer).harm(weights)
+    part = Reference(host, [Inputs((some,), {}) for some in every.split(sizes)]).part(images)
+    assert sum(batch.size for batch in part._batches) == len(every[::step]) >= min(images, 27)
+    expected = Reference(host, [Inputs((every[::step],), {})]).harm(weights)
+    assert part.harm(weights) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_harm_to_other_outputs_is_the_error_relative_to_their_variance():

@@ -1,12 +1,11 @@
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from recoup.judging.judge import Verdict
-from recoup.search.binary import Search, Trial
+from recoup.search.binary import Trial
 from recoup.search.tolerance import (
     BOLDNESS,
     CANDIDATES,
@@ -16,13 +15,14 @@ from recoup.search.tolerance import (
     NEAR,
     PROMISING,
     QUICK,
+    ROUGH,
     USUAL_POWER,
     Point,
     meeting,
+    nearest,
     power_of,
     search_in_full,
     search_share,
-    was_in_full,
 )
 from tests.search.test_measured import allocation_of
 
@@ -170,9 +170,9 @@ def test_where_two_points_do_not_tell_the_power_it_is_the_usual_one(points):
     assert power_of(points, 1.0, 2.5) == 2.5
 
 
-def searched(bound, better, tolerance=1.5, width=24):
+def searched(bound, better, tolerance=1.5, width=24, multiple_of=1):
     """Quick candidates that lose `bound` and full ones that lose `better`, and what was asked of both."""
-    allocation = allocation_of("plain", width=width)
+    allocation = allocation_of("plain", width=width, multiple_of=multiple_of)
     judge, asked = KnownJudge(allocation, None), {"quick": [], "full": []}
 
     def candidate(kind, loss):
@@ -183,8 +183,20 @@ def searched(bound, better, tolerance=1.5, width=24):
 
         return made
 
-    found = search_in_full(allocation, candidate("quick", bound), candidate("full", better), judge, tolerance)
-    return allocation, found, asked
+    found, is_full = search_in_full(allocation, candidate("quick", bound), candidate("full", better), judge, tolerance)
+    assert_sound(allocation, found, is_full)
+    return allocation, found, is_full, asked
+
+
+def assert_sound(allocation, found, is_full):
+    """The answer is the smallest that passed, and what it loses; no mask is tried twice in full."""
+    accepted = [trial for trial in found.trials if trial.accepted]
+    share = allocation.share(found.keep)
+    assert share == pytest.approx(min((trial.share for trial in accepted), default=1.0))
+    at = [trial for trial in accepted if trial.share == pytest.approx(share)]
+    assert is_full == any(trial.groups == FULL for trial in at)
+    full = [trial.share for trial in full_trials(found)]
+    assert len(set(full)) == len(full) <= FULL_CANDIDATES
 
 
 def full_trials(found):
@@ -199,11 +211,11 @@ def growing(power, factor):
 @pytest.mark.parametrize("gain", [1.0, 1.5, 2.2, 3.0, 6.0])
 def test_full_candidates_use_most_of_the_tolerance_and_no_more(power, gain):
     bound, better = growing(power, 12.0), growing(power, 12.0 / gain)
-    allocation, found, asked = searched(bound, better)
+    allocation, found, is_full, asked = searched(bound, better)
     share = allocation.share(found.keep)
     assert 0.4 * 1.5 < better(share) < 1.5
     assert found.drop == pytest.approx(better(share))
-    assert was_in_full(found)
+    assert is_full
     assert 1 <= len(asked["full"]) <= 2
     full = full_trials(found)
     assert [trial.share for trial in full] == [pytest.approx(share) for share in asked["full"]]
@@ -214,55 +226,55 @@ def test_full_candidates_use_most_of_the_tolerance_and_no_more(power, gain):
 
 @pytest.mark.parametrize("power", [2, 4])
 def test_full_candidates_that_are_as_much_better_as_most_need_one(power):
-    _, found, asked = searched(growing(power, 12.0), growing(power, 12.0 / 2.2))
+    _, found, _, asked = searched(growing(power, 12.0), growing(power, 12.0 / 2.2))
     assert len(asked["full"]) == 1
     assert found.trials[-1].accepted
 
 
 def test_one_that_fails_narrowly_is_followed_by_one_that_passes():
     """Quick ones lose with the sixth power, full ones less but with the second: going back by the sixth would fail."""
-    allocation, found, asked = searched(growing(6, 120.0), growing(2, 6.6))
+    allocation, found, is_full, asked = searched(growing(6, 120.0), growing(2, 6.6))
     first, second = asked["full"]
     assert 1.5 < growing(2, 6.6)(first) < 2.2
-    assert was_in_full(found) and allocation.share(found.keep) == pytest.approx(second)
+    assert is_full and allocation.share(found.keep) == pytest.approx(second)
     assert growing(2, 6.6)(first) * ((1.5 * 0.85) / growing(2, 6.6)(first)) ** (2 / 6) > 1.5
 
 
 def test_one_that_is_far_better_than_expected_is_followed_by_another():
-    allocation, found, asked = searched(growing(2, 12.0), growing(2, 2.4))
+    allocation, found, _, asked = searched(growing(2, 12.0), growing(2, 2.4))
     first, second = asked["full"]
     assert second < first * (1 - PROMISING)
     assert allocation.share(found.keep) == pytest.approx(second)
 
 
 def test_after_one_that_passed_and_one_that_failed_there_is_no_third():
-    allocation, found, asked = searched(growing(2, 12.0), lambda share: 0.3 if share > 0.45 else 1.8)
+    allocation, found, is_full, asked = searched(growing(2, 12.0), lambda share: 0.3 if share > 0.45 else 1.8)
     first, second = asked["full"]
     assert second < 0.45 < first
     assert allocation.share(found.keep) == pytest.approx(first)
-    assert was_in_full(found)
+    assert is_full
 
 
 def test_quick_candidates_end_close_to_the_bold_level():
     """12 (1 - share)^2 is 2.55 at 0.54: the middle of all there is will do."""
-    _, found, asked = searched(growing(2, 12.0), growing(2, 5.0))
+    _, found, _, asked = searched(growing(2, 12.0), growing(2, 5.0))
     last = [trial for trial in found.trials if trial.groups == QUICK][-1]
     assert abs(last.drop - BOLDNESS * 1.5) < CLOSE * BOLDNESS * 1.5
     assert len(asked["quick"]) <= 3
 
 
 def test_where_no_full_candidate_passes_the_best_quick_one_stays():
-    allocation, found, asked = searched(growing(2, 4.0), BOUNDS["never"])
-    assert len(asked["full"]) == FULL_CANDIDATES
-    assert not was_in_full(found)
+    allocation, found, is_full, asked = searched(growing(2, 4.0), BOUNDS["never"])
+    assert len(asked["full"]) == 2  # where to begin, and where the quick one passed: there are none in between
+    assert not is_full
     smallest = min(trial.share for trial in found.trials if trial.accepted)
     assert torch.equal(found.keep, allocation.keep(smallest))
 
 
 def test_where_no_full_candidate_and_no_quick_one_has_passed_yet_one_is_looked_for():
-    allocation, found, asked = searched(growing(2, 12.0), BOUNDS["never"])
+    allocation, found, is_full, asked = searched(growing(2, 12.0), BOUNDS["never"])
     assert not any(trial.accepted for trial in found.trials[: found.trials.index(full_trials(found)[-1])])
-    assert not was_in_full(found)
+    assert not is_full
     assert 0.5 * 1.5 < growing(2, 12.0)(allocation.share(found.keep)) < 1.5
     assert len(found.trials) == len(asked["quick"]) + len(asked["full"])
 
@@ -270,35 +282,71 @@ def test_where_no_full_candidate_and_no_quick_one_has_passed_yet_one_is_looked_f
 @pytest.mark.parametrize("power", [1, 2])
 def test_full_candidates_that_lose_far_more_than_expected_find_their_way_back(power):
     """Linear growth is what a measure has that counts channels."""
-    allocation, found, asked = searched(growing(power, 12.0), growing(power, 20.0), width=64)
-    assert was_in_full(found)
+    allocation, found, is_full, asked = searched(growing(power, 12.0), growing(power, 20.0), width=64)
+    assert is_full
     assert len(asked["full"]) <= FULL_CANDIDATES
     assert 0.4 * 1.5 < growing(power, 20.0)(allocation.share(found.keep)) < 1.5
 
 
 def test_full_candidates_after_one_that_failed_are_no_larger_than_a_quick_one_that_passed():
     """The first quick one passes with half the cost; full ones are no better than that, and noise says worse."""
-    _, found, asked = searched(growing(2, 4.0), lambda share: 1.0 if share > 0.48 else 40.0)
+    _, found, is_full, asked = searched(growing(2, 4.0), lambda share: 1.0 if share > 0.48 else 40.0)
     passed = min(trial.share for trial in found.trials if trial.accepted and trial.groups == QUICK)
-    assert was_in_full(found)
+    assert is_full
     assert all(share <= passed + 1e-9 for share in asked["full"])
 
 
 def test_where_nothing_passes_everything_stays():
-    _, found, _ = searched(BOUNDS["never"], BOUNDS["never"])
+    _, found, is_full, _ = searched(BOUNDS["never"], BOUNDS["never"])
     assert bool(found.keep.all())
     assert found.drop == 0.0
-    assert not was_in_full(found)
+    assert not is_full
 
 
 def test_where_everything_passes_the_full_ones_go_to_the_least():
-    allocation, found, _ = searched(BOUNDS["always"], BOUNDS["always"])
+    allocation, found, is_full, _ = searched(BOUNDS["always"], BOUNDS["always"])
     assert allocation.share(found.keep) < allocation.least + 0.05
-    assert was_in_full(found)
+    assert is_full
 
 
-def test_a_mask_is_the_quick_ones_where_the_full_one_failed_at_it():
-    found = Search(torch.ones(3, dtype=torch.bool), 90.0, 0.0, (trial(0.5, 0.9), trial(0.5, 1.2, groups=FULL)))
-    assert not was_in_full(found)
-    assert was_in_full(replace(found, trials=(*found.trials, trial(0.45, 0.9, groups=FULL))))
-    assert not was_in_full(replace(found, trials=(*found.trials, trial(0.55, 0.9, groups=FULL))))
+@pytest.mark.parametrize("multiple_of", [4, 8])
+@pytest.mark.parametrize("power", [1, 2, 4])
+@pytest.mark.parametrize("gain", [0.7, 1.0, 2.2, 8.0])
+@pytest.mark.parametrize("factor", [4.0, 12.0, 40.0])
+def test_where_masks_are_few_none_is_tried_twice_and_the_smallest_that_passed_is_kept(multiple_of, power, gain, factor):
+    """All of it is asserted by `searched`. Widths are rounded up: a mask may cost more than was asked for."""
+    allocation, found, _, _ = searched(growing(power, factor), growing(power, factor / gain), multiple_of=multiple_of)
+    if any(growing(power, factor)(allocation.share(allocation.keep(share / 50))) < 1.5 for share in range(49)):
+        assert not bool(found.keep.all())
+
+
+def test_going_back_finds_the_next_mask_where_masks_are_few():
+    """There are masks of 0.32, 0.33 and 0.63 of the cost: after the first has failed a step of 0.02 is none."""
+    allocation, found, is_full, _ = searched(growing(2, 12.0), growing(2, 5.45), multiple_of=8)
+    assert is_full
+    assert growing(2, 5.45)(allocation.share(found.keep)) > 0.3 * 1.5
+
+
+def test_quick_candidates_end_where_the_share_is_roughly_known():
+    """A step: no loss is ever close to the bold level."""
+    _, found, _, _ = searched(BOUNDS["step"], BOUNDS["step"])
+    quick = [trial for trial in found.trials if trial.groups == QUICK]
+    below = min(trial.share for trial in quick if trial.drop == 0.0)
+    above = max(trial.share for trial in quick if trial.drop == 50.0)
+    assert below - above < 1.5 * ROUGH
+    assert len(quick) < CANDIDATES
+
+
+def test_the_full_one_begins_at_the_quick_one_nearest_to_the_bold_level():
+    """Noise: the last quick one, far below the level, is not where to begin."""
+    points = [Point(0.8, 0.3), Point(0.5, 2.4), Point(0.6, 0.5)]
+    assert nearest(points, 2.55) is points[1]
+    assert nearest([Point(0.5, 20.0), Point(0.4, 2.0)], 2.55).share == 0.4
+    assert nearest([Point(0.9, -0.1), Point(0.5, 5.0)], 1.0).share == 0.5
+
+
+def test_going_further_is_held_back_where_full_ones_lose_faster_than_quick_ones():
+    """Quick ones lose with the second power, full ones with the third."""
+    allocation, found, _, _ = searched(growing(2, 12.0), growing(3, 4.0))
+    assert [trial.accepted for trial in full_trials(found)] == [True, True]
+    assert growing(3, 4.0)(allocation.share(found.keep)) > 0.6 * 1.5

@@ -272,3 +272,62 @@ def test_the_spread_of_many_values_is_finite_in_low_precision(dtype):
     with seeded(0):
         value = torch.randn(200, 16, 16, 16)
     assert _spread(value.to(dtype)) == pytest.approx(_spread(value), rel=1e-2)
+
+
+class Shaped(nn.Module):
+    """A map that is looked at in another shape on its way: by `reshape`, which copies it where it has to, or a view."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.a, self.b, self.head = way, nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 3, padding=1), nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        y = x.flatten(1)
+        x = {"none": x, "reshape": y.reshape(x.shape), "view_as": x.view_as(y).view_as(x)}[self.way]
+        return self.head(torch.tanh(self.b(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize(("way", "is_last"), [("none", True), ("reshape", True), ("view_as", False)])
+def test_maps_lie_with_their_channels_last_unless_an_operation_goes_by_their_order(way, is_last):
+    with seeded(0):
+        found = bench(Shaped(way).eval(), torch.randn(60, 3, 8, 8), {"a": torch.arange(8) < 5}, joint=1)
+    walk, stretch, work = opened(found)
+    layouts = []
+
+    def watch(node, args, kwargs, result):
+        if "conv2d" in node.name:
+            layouts.append(args[0].is_contiguous(memory_format=torch.channels_last))
+
+    (passage,) = passages(walk, stretch, found.sample.held, 10_000)
+    with torch.no_grad():
+        work.residual(passage)(work.start(), watch)
+    assert layouts[0] == is_last
+    assert refit_jointly(work, walk, stretch, found.sample, 2) is not None
+    walk.close()
+
+
+class Widening(nn.Module):
+    """Layers in few bits, whose values meet some with more before the next layer reads them."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.operation = operation
+        self.a, self.b = nn.Conv2d(3, 8, 3).bfloat16(), nn.Conv2d(8, 8, 3, padding=1).bfloat16()
+        self.position, self.c, self.head = nn.Parameter(torch.rand(8, 6, 6) + 1), nn.Conv2d(8, 6, 3), nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = torch.relu(self.b(torch.relu(self.a(x.bfloat16()))))
+        return self.head(torch.relu(self.c(self.operation(x, self.position))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("operation", [torch.add, torch.div, torch.mul, torch.sub])
+def test_layers_on_both_sides_of_a_change_of_precision_are_refitted_together(operation):
+    with seeded(0):
+        found = bench(Widening(operation).eval(), torch.randn(60, 3, 8, 8), {"b": torch.arange(8) < 5}, joint=1)
+    walk, stretch, work = opened(found)
+    seen = list(passages(walk, stretch, found.sample.seen, 20))
+    work.whiten(seen)
+    pushed = work.residual(seen[0]).about(work.start()).push(tuple(torch.ones_like(part) for part in work.start()))
+    assert pushed.dtype == torch.float32 and bool(pushed.any())
+    walk.close()

@@ -96,25 +96,29 @@ class Linearised:
 
     def __init__(self, pieces: Sequence[Piece], at: Parameters, room: int | None = None) -> None:
         self._pieces, self._at = pieces, at
+        self._room = len(pieces) if room is None else room
         self._kept: dict[int, Tangent] = {}
-        self.residuals: list[Tensor] = []
-        for number, piece in enumerate(pieces):
-            tangent = piece.about(at)
-            self.residuals.append(tangent.residual.detach())
-            if room is None or number < room:
-                self._kept[number] = tangent
+        self.residuals = [self._tangent(number).residual.detach() for number in range(len(pieces))]
 
     def pulled(self, vectors: Sequence[Tensor]) -> Parameters:
         """Σ J^T v, a vector per piece."""
-        return _added([tangent.pull(vector) for tangent, vector in zip(self._tangents(), vectors, strict=True)])
+        return _added([self._tangent(number).pull(vector) for number, vector in enumerate(vectors)])
 
     def curvature(self, direction: Parameters) -> Parameters:
         """Σ J^T J times `direction`."""
-        return _added([tangent.pull(tangent.push(direction)) for tangent in self._tangents()])
+        return _added([self._curved(number, direction) for number in range(len(self._pieces))])
 
-    def _tangents(self) -> Iterator[Tangent]:
-        for number, piece in enumerate(self._pieces):
-            yield self._kept[number] if number in self._kept else piece.about(self._at)
+    def _curved(self, number: int, direction: Parameters) -> Parameters:
+        tangent = self._tangent(number)
+        return tangent.pull(tangent.push(direction))
+
+    def _tangent(self, number: int) -> Tangent:
+        if number in self._kept:
+            return self._kept[number]
+        tangent = self._pieces[number].about(self._at)
+        if number < self._room:
+            self._kept[number] = tangent
+        return tangent
 
 
 def _iterates(problem: Linearised, iterations: int) -> Iterator[Parameters]:

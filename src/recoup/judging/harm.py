@@ -46,8 +46,14 @@ class Reference:
         step = sum(batch.size for batch in self._batches) // images
         if step < 2:
             return self
-        batches = [batch.pick(torch.arange(0, batch.size, step)) for batch in self._batches]
-        return Reference(self._host, batches, self._kind, self._numbers)
+        batches, numbers, count = [], [], 0
+        for batch, number in zip(self._batches, self._numbers, strict=True):
+            chosen = torch.arange(count, count + batch.size) % step == 0
+            count += batch.size
+            if bool(chosen.any()):
+                batches.append(batch.pick(chosen))
+                numbers.append(number)
+        return Reference(self._host, batches, self._kind, numbers)
 
     def harm(self, tensors: Mapping[str, Tensor]) -> float:
         """The harm of running the network with other tensors."""

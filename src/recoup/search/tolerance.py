@@ -31,11 +31,11 @@ CLOSE = 0.2
 FULL_CANDIDATES = 3
 AIM = 0.85
 PROMISING = 0.1
-# After one that failed the loss is not believed to fall faster than with this power: the next one should pass.
-RETREAT = 3.0
-# The power with which the loss grows: between which limits it is believed, and what is taken where it is not known.
+# The power with which the loss grows: between which limits it is believed, what is taken where it is not known, and
+# what it is at least when going further from a full one, and at most when going back: so the next one passes.
 POWERS = (1.0, 6.0)
 USUAL_POWER = 4.0
+STEADY_POWER = 3.0
 # A bound that is smaller than another by more than this factor tells no more than one at that distance.
 FAR = 16.0
 
@@ -74,45 +74,51 @@ def search_in_full(
     judge: Judge,
     tolerance: float,
     progress: Progress = silent,
-) -> Search:
-    """The same with two kinds of candidates: a few `quick` ones find the place for one or two `full` ones.
+) -> tuple[Search, bool]:
+    """The same with two kinds of candidates, and whether the answer is a full one.
 
-    Where no full one passes, the answer is the best quick one that does.
+    A few `quick` ones find the place for a `full` one. There is a second if the first fails or leaves much to gain, and
+    a third if both fail; then the answer is the best quick one that passes.
     """
-    bold = BOLDNESS * tolerance
-    found = Search(allocation.widths.structure.keep_all(), judge.base, 0.0, ())
+    bold, aim = BOLDNESS * tolerance, AIM * tolerance
+    found, is_full = Search(allocation.widths.structure.keep_all(), judge.base, 0.0, ()), False
     for keep, share, verdict in narrowing(allocation, quick, judge, bold, ROUGH, CLOSE, progress):
         found = _with_trial(found, Trial(QUICK, share, verdict.bound, tolerance), keep, verdict)
     points, least = [Point(trial.share, trial.drop) for trial in found.trials], allocation.least
-    most = min((trial.share for trial in found.trials if trial.accepted), default=1.0)
+    most = min((trial.share for trial in found.trials if trial.accepted), default=1 - NEAR)
     power = power_of(points, bold)
     share = nearest(points, bold).along(power, bold) if points else least
+    tried: list[Tensor] = []
     made: list[Point] = []
-    has_passed = False
-    while len(made) < (2 if has_passed else FULL_CANDIDATES):
-        keep = allocation.keep(min(max(share, least), most))
-        verdict = judge(full(keep))
-        here = Point(allocation.share(keep), verdict.bound)
-        trial = Trial(FULL, here.share, here.bound, tolerance)
-        found, made = _with_trial(found, trial, keep, verdict), [*made, here]
-        steepness = power_of(made, AIM * tolerance, power)
-        if trial.accepted:
-            has_passed, share = True, here.along(steepness, AIM * tolerance)
+    while len(tried) < (2 if is_full else FULL_CANDIDATES):
+        share = min(max(share, least), most)
+        fresh = _fresh(allocation, share, share if is_full else most, tried)
+        if fresh is None:
+            break
+        verdict = judge(full(fresh))
+        here = Point(allocation.share(fresh), verdict.bound)
+        found = _with_trial(found, Trial(FULL, here.share, here.bound, tolerance), fresh, verdict)
+        tried, made, is_full = [*tried, fresh], [*made, here], is_full or found.keep is fresh
+        steepness = power_of(made, aim, power)
+        if here.bound < tolerance:
+            share = here.along(max(steepness, STEADY_POWER), aim)
             if here.share - max(share, least) < PROMISING * here.share:
                 break
         else:
-            share = max(here.along(min(steepness, RETREAT), AIM * tolerance), here.share + NEAR)
+            share = here.along(min(steepness, STEADY_POWER), aim)
     if any(trial.accepted for trial in found.trials):
-        return found
+        return found, is_full
     settled = search_share(allocation, quick, judge, tolerance, progress)
-    return replace(settled, trials=(*found.trials, *settled.trials))
+    return replace(settled, trials=(*found.trials, *settled.trials)), False
 
 
-def was_in_full(found: Search) -> bool:
-    """Whether the answer of such a search is a full candidate."""
-    accepted = [trial for trial in found.trials if trial.accepted]
-    least = min((trial.share for trial in accepted), default=1.0)
-    return any(trial.groups == FULL and trial.share == least for trial in accepted)
+def _fresh(allocation: Allocator, share: float, most: float, tried: Sequence[Tensor]) -> Tensor | None:
+    """The mask for a share, or for the next one up to `most` that has a mask not tried yet; None if there is none."""
+    while any(bool((allocation.keep(share) == mask).all()) for mask in tried):
+        if share >= most:
+            return None
+        share = min(share + NEAR, most)
+    return allocation.keep(share)
 
 
 def narrowing(
@@ -140,7 +146,7 @@ def narrowing(
         keep = allocation.keep(share)
         verdict = judge(candidate(keep))
         progress("search", number, CANDIDATES)
-        yield keep, share, verdict
+        yield keep, allocation.share(keep), verdict
         here = Point(share, verdict.bound)
         if abs(here.bound - level) < close * level:
             return

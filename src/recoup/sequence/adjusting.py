@@ -22,8 +22,6 @@ from recoup.structure.copying import exact_float32
 from recoup.structure.operations import operation_name
 from recoup.structure.route import Stretch
 
-# Operations that need values to lie in memory in a certain order.
-BY_STRIDE = {"view", "as_strided", "view_as_real", "view_as_complex"}
 # Output positions per image from which the second moments of a layer's inputs are taken.
 POSITIONS = 16
 
@@ -84,8 +82,7 @@ class Adjustable:
         self._base = {name: cutter.tensor(name, value) for name, value in self._whole.items()}
         self._stored = cutter.tensors(stretch, walk.stored)
         self._whitenings: tuple[Whitening | None, ...] = (None,) * len(parts)
-        operations = {operation_name(node.target) for node in stretch.nodes}
-        self._has_maps = "conv2d" in operations and not operations & BY_STRIDE
+        self._has_maps = any(operation_name(node.target) == "conv2d" for node in stretch.nodes)
 
     def start(self) -> Parameters:
         """No change at all; changes have at least the precision of float32, whatever the tensors have."""
@@ -100,12 +97,20 @@ class Adjustable:
         """Whether the cut stretch computes what the whole one does, up to rounding of float32 that is not shortened.
 
         And whether that has the shape of what should leave it: not so where samples were picked along another dim.
+        Where it does not compute the same with the channels of maps last, they stay where they are.
         """
+        entries = self._entries(passage)
+        if not self._agrees(passage, entries):
+            return False
+        self._has_maps = self._has_maps and self._agrees(passage, self._laid_out(entries))
+        return True
+
+    def _agrees(self, passage: Passage, entries: Mapping[str, Any]) -> bool:
         try:
             with torch.no_grad(), exact_float32():
                 whole = self._walk.run(self._stretch, passage.entries, {})
-                cut = self._run(self._entries(passage), self._base)
-        except RuntimeError:  # a size that does not follow the samples or the channels
+                cut = self._run(entries, self._base)
+        except RuntimeError:  # a size that does not follow the samples or the channels, or an order in memory
             return False
         wanted = {name: value.shape for name, value in passage.exits.items() if _is_real(value)}
         if not wanted or any(whole[name].shape != shape for name, shape in wanted.items()):
@@ -125,7 +130,7 @@ class Adjustable:
     def residual(self, passage: Passage) -> Residual:
         """What leaves the stretch, less what should, relative to its spread: a function of the changes."""
         exits = {name: self._cutter.value(name, value) for name, value in passage.exits.items() if _is_real(value)}
-        entries, targets = ({n: self._laid_out(v) for n, v in side.items()} for side in (self._entries(passage), exits))
+        entries, targets = self._laid_out(self._entries(passage)), self._laid_out(exits)
 
         def run(changes: Parameters, watch: Watcher | None) -> dict[str, Any]:
             return self._run(entries, self._moved(changes), watch)
@@ -182,10 +187,10 @@ class Adjustable:
     def _entries(self, passage: Passage) -> dict[str, Any]:
         return {name: self._cutter.value(name, value) for name, value in passage.entries.items()}
 
-    def _laid_out(self, value: Any) -> Any:
-        """With the channels last, if these are maps for convolutions: they are faster, forwards and backwards."""
-        is_map = self._has_maps and _is_real(value) and value.dim() == 4
-        return value.contiguous(memory_format=torch.channels_last) if is_map else value
+    def _laid_out(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Maps for convolutions with their channels last: these are faster so, forwards and backwards."""
+        maps = {n: v for n, v in values.items() if self._has_maps and _is_real(v) and v.dim() == 4}
+        return {**values, **{n: v.contiguous(memory_format=torch.channels_last) for n, v in maps.items()}}
 
     def _moves(self, changes: Parameters) -> dict[str, Tensor]:
         """What changes add to the cut tensors."""

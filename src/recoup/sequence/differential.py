@@ -121,6 +121,7 @@ def _pointwise(call: Call) -> Differential | None:
         value = value.detach().requires_grad_()
         result = call.repeat((*call.operands[:place], value, *call.operands[place + 1 :]))
         (slope,) = torch.autograd.grad(result.sum(), value)
+    slope = slope.to(call.result.dtype)
     return lambda moves: moves[place] * slope
 
 
@@ -146,13 +147,13 @@ def _product(call: Call) -> Differential | None:
 
 def _sum(call: Call) -> Differential | None:
     factor = dict(zip(call.names, call.operands[len(call.operands) - len(call.names) :], strict=True)).get("alpha", 1)
-    shape = call.result.shape
+    shape, dtype = call.result.shape, call.result.dtype
 
     def push(moves: Sequence[Any]) -> Any:
         left, right = moves[:2]
         if left is None:
-            return (factor * right).expand(shape)
-        return left.expand(shape) if right is None else torch.add(left, right, alpha=factor)
+            return (factor * right).expand(shape).to(dtype)
+        return (left.expand(shape) if right is None else torch.add(left, right, alpha=factor)).to(dtype)
 
     return push
 
