@@ -231,15 +231,6 @@ def test_full_candidates_that_are_as_much_better_as_most_need_one(power):
     assert found.trials[-1].accepted
 
 
-def test_one_that_fails_narrowly_is_followed_by_one_that_passes():
-    """Quick ones lose with the sixth power, full ones less but with the second: going back by the sixth would fail."""
-    allocation, found, is_full, asked = searched(growing(6, 120.0), growing(2, 6.6))
-    first, second = asked["full"]
-    assert 1.5 < growing(2, 6.6)(first) < 2.2
-    assert is_full and allocation.share(found.keep) == pytest.approx(second)
-    assert growing(2, 6.6)(first) * ((1.5 * 0.85) / growing(2, 6.6)(first)) ** (2 / 6) > 1.5
-
-
 def test_one_that_is_far_better_than_expected_is_followed_by_another():
     allocation, found, _, asked = searched(growing(2, 12.0), growing(2, 2.4))
     first, second = asked["full"]
@@ -316,7 +307,7 @@ def test_where_everything_passes_the_full_ones_go_to_the_least():
 def test_where_masks_are_few_none_is_tried_twice_and_the_smallest_that_passed_is_kept(multiple_of, power, gain, factor):
     """All of it is asserted by `searched`. Widths are rounded up: a mask may cost more than was asked for."""
     allocation, found, _, _ = searched(growing(power, factor), growing(power, factor / gain), multiple_of=multiple_of)
-    if any(growing(power, factor)(allocation.share(allocation.keep(share / 50))) < 1.5 for share in range(49)):
+    if any(growing(power, factor)(allocation.share(allocation.keep(share))) < 1.5 for share in (0.3, 0.5, 0.7, 0.9)):
         assert not bool(found.keep.all())
 
 
@@ -343,10 +334,3 @@ def test_the_full_one_begins_at_the_quick_one_nearest_to_the_bold_level():
     assert nearest(points, 2.55) is points[1]
     assert nearest([Point(0.5, 20.0), Point(0.4, 2.0)], 2.55).share == 0.4
     assert nearest([Point(0.9, -0.1), Point(0.5, 5.0)], 1.0).share == 0.5
-
-
-def test_going_further_is_held_back_where_full_ones_lose_faster_than_quick_ones():
-    """Quick ones lose with the second power, full ones with the third."""
-    allocation, found, _, _ = searched(growing(2, 12.0), growing(3, 4.0))
-    assert [trial.accepted for trial in full_trials(found)] == [True, True]
-    assert growing(3, 4.0)(allocation.share(found.keep)) > 0.6 * 1.5

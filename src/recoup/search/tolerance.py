@@ -31,11 +31,9 @@ CLOSE = 0.2
 FULL_CANDIDATES = 3
 AIM = 0.85
 PROMISING = 0.1
-# The power with which the loss grows: between which limits it is believed, what is taken where it is not known, and
-# what it is at least when going further from a full one, and at most when going back: so the next one passes.
+# The power with which the loss grows: between which limits it is believed, and what is taken where it is not known.
 POWERS = (1.0, 6.0)
 USUAL_POWER = 4.0
-STEADY_POWER = 3.0
 # A bound that is smaller than another by more than this factor tells no more than one at that distance.
 FAR = 16.0
 
@@ -99,13 +97,9 @@ def search_in_full(
         here = Point(allocation.share(fresh), verdict.bound)
         found = _with_trial(found, Trial(FULL, here.share, here.bound, tolerance), fresh, verdict)
         tried, made, is_full = [*tried, fresh], [*made, here], is_full or found.keep is fresh
-        steepness = power_of(made, aim, power)
-        if here.bound < tolerance:
-            share = here.along(max(steepness, STEADY_POWER), aim)
-            if here.share - max(share, least) < PROMISING * here.share:
-                break
-        else:
-            share = here.along(min(steepness, STEADY_POWER), aim)
+        share = here.along(power_of(made, aim, power), aim)
+        if here.bound < tolerance and here.share - max(share, least) < PROMISING * here.share:
+            break
     if any(trial.accepted for trial in found.trials):
         return found, is_full
     settled = search_share(allocation, quick, judge, tolerance, progress)
