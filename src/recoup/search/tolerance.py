@@ -108,11 +108,13 @@ def search_in_full(
 
 def _fresh(allocation: Allocator, share: float, most: float, tried: Sequence[Tensor]) -> Tensor | None:
     """The mask for a share, or for the next one up to `most` that has a mask not tried yet; None if there is none."""
-    while any(bool((allocation.keep(share) == mask).all()) for mask in tried):
+    keep = allocation.keep(share)
+    while any(bool((keep == mask).all()) for mask in tried):
         if share >= most:
             return None
         share = min(share + NEAR, most)
-    return allocation.keep(share)
+        keep = allocation.keep(share)
+    return keep
 
 
 def narrowing(
