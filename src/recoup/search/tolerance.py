@@ -82,12 +82,11 @@ def search_in_full(
     found, is_full = Search(allocation.widths.structure.keep_all(), judge.base, 0.0, ()), False
     for keep, share, verdict in narrowing(allocation, quick, judge, bold, ROUGH, CLOSE, progress):
         found = _with_trial(found, Trial(QUICK, share, verdict.bound, tolerance), keep, verdict)
-    points, least = [Point(trial.share, trial.drop) for trial in found.trials], allocation.least
+    points, least = _points(found, QUICK), allocation.least
     most = min((trial.share for trial in found.trials if trial.accepted), default=1 - NEAR)
     power = power_of(points, bold)
     share = nearest(points, bold).along(power, bold) if points else least
     tried: list[Tensor] = []
-    made: list[Point] = []
     while len(tried) < (2 if is_full else FULL_CANDIDATES):
         share = min(max(share, least), most)
         fresh = _fresh(allocation, share, share if is_full else most, tried)
@@ -96,14 +95,19 @@ def search_in_full(
         verdict = judge(full(fresh))
         here = Point(allocation.share(fresh), verdict.bound)
         found = _with_trial(found, Trial(FULL, here.share, here.bound, tolerance), fresh, verdict)
-        tried, made, is_full = [*tried, fresh], [*made, here], is_full or found.keep is fresh
-        share = here.along(power_of(made, aim, power), aim)
+        tried, is_full = [*tried, fresh], is_full or found.keep is fresh
+        share = here.along(power_of(_points(found, FULL), aim, power), aim)
         if here.bound < tolerance and here.share - max(share, least) < PROMISING * here.share:
             break
     if any(trial.accepted for trial in found.trials):
         return found, is_full
     settled = search_share(allocation, quick, judge, tolerance, progress)
     return replace(settled, trials=(*found.trials, *settled.trials)), False
+
+
+def _points(found: Search, kind: tuple[str, ...]) -> list[Point]:
+    """What the candidates of one kind cost and may lose."""
+    return [Point(trial.share, trial.drop) for trial in found.trials if trial.groups == kind]
 
 
 def _fresh(allocation: Allocator, share: float, most: float, tried: Sequence[Tensor]) -> Tensor | None:
