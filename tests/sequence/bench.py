@@ -126,3 +126,17 @@ def bench(model: nn.Module, batch: Any, keep: Any = None, seed: int = 3, **setti
 
 def zoo_bench(name: str, width: int = 6, samples: int = 40, **settings: Any) -> Bench:
     return bench(ZOO[name].build(width), ZOO[name].batch(samples), **settings)
+
+
+class Shaped(nn.Module):
+    """A map that is looked at in another shape on its way: by `reshape`, which copies it where it has to, or a view."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.a, self.b, self.head = way, nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 3, padding=1), nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        y = x.flatten(1)
+        x = {"none": x, "reshape": y.reshape(x.shape), "view_as": x.view_as(y).view_as(x)}[self.way]
+        return self.head(torch.tanh(self.b(x)).mean((2, 3)))

@@ -11,7 +11,7 @@ from recoup.sequence import joint as refits
 from recoup.sequence.joint import JointRefits, passages, refit_jointly
 from recoup.sequence.refit import recover_in_sequence
 from recoup.sequence.residual import _spread
-from tests.sequence.bench import Judged, Windows, bench, zoo_bench
+from tests.sequence.bench import Judged, Shaped, Windows, bench, zoo_bench
 from tests.zoo import seeded
 
 
@@ -272,20 +272,6 @@ def test_the_spread_of_many_values_is_finite_in_low_precision(dtype):
     with seeded(0):
         value = torch.randn(200, 16, 16, 16)
     assert _spread(value.to(dtype)) == pytest.approx(_spread(value), rel=1e-2)
-
-
-class Shaped(nn.Module):
-    """A map that is looked at in another shape on its way: by `reshape`, which copies it where it has to, or a view."""
-
-    def __init__(self, way):
-        super().__init__()
-        self.way, self.a, self.b, self.head = way, nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 3, padding=1), nn.Linear(6, 4)
-
-    def forward(self, x):
-        x = torch.relu(self.a(x))
-        y = x.flatten(1)
-        x = {"none": x, "reshape": y.reshape(x.shape), "view_as": x.view_as(y).view_as(x)}[self.way]
-        return self.head(torch.tanh(self.b(x)).mean((2, 3)))
 
 
 @pytest.mark.parametrize(("way", "is_last"), [("none", True), ("reshape", True), ("view_as", False)])

@@ -8,7 +8,7 @@ from torch import nn
 from recoup.sequence.lockstep import Lockstep
 from recoup.sequence.refine import refine
 from recoup.structure.verify import prove
-from tests.sequence.bench import Judged, Written, bench, zoo_bench
+from tests.sequence.bench import Judged, Shaped, Written, bench, zoo_bench
 from tests.zoo import ZOO, seeded
 
 
@@ -183,3 +183,23 @@ def test_nothing_is_left_on_disk(monkeypatch):
     monkeypatch.setattr(Lockstep, "close", watched)
     refined(chain(), 0.1)
     assert len(closed) == 2
+
+
+@pytest.mark.parametrize(
+    ("way", "kept", "is_last"),
+    [("none", 5, True), ("reshape", 5, True), ("view_as", 5, False), ("view_as", 1, False)],
+    ids=["plain", "reshape", "neither network", "not the original"],
+)
+def test_images_lie_with_their_channels_last_unless_a_network_goes_by_their_order(way, kept, is_last, monkeypatch):
+    """A map of one channel is the same in both orders, so the smaller network may do with what the original cannot."""
+    with seeded(0):
+        found = bench(Shaped(way).eval(), torch.randn(60, 3, 8, 8), {"a": torch.arange(8) < kept})
+    layouts, run = [], Lockstep.run
+
+    def watched(self, stretch, values, *others):
+        layouts.append(values["x"].is_contiguous(memory_format=torch.channels_last))
+        return run(self, stretch, values, *others)
+
+    monkeypatch.setattr(Lockstep, "run", watched)
+    assert refined(found, 0.3) is not None
+    assert layouts[-1] == is_last

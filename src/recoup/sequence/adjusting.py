@@ -102,7 +102,7 @@ class Adjustable:
         entries = self._entries(passage)
         if not self._agrees(passage, entries):
             return False
-        self._has_maps = self._has_maps and self._agrees(passage, self._laid_out(entries))
+        self._has_maps = self._has_maps and self._agrees(passage, self.laid_out(entries))
         return True
 
     def _agrees(self, passage: Passage, entries: Mapping[str, Any]) -> bool:
@@ -117,6 +117,11 @@ class Adjustable:
             return False
         return agree({name: self._cutter.value(name, value) for name, value in whole.items()}, cut)
 
+    def laid_out(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Maps for convolutions with their channels last: these are faster so, forwards and backwards."""
+        maps = {n: v for n, v in values.items() if self._has_maps and _is_real(v) and v.dim() == 4}
+        return {**values, **{n: v.contiguous(memory_format=torch.channels_last) for n, v in maps.items()}}
+
     def has_gradient(self, passage: Passage) -> bool:
         """Whether autograd can tell how what leaves the stretch depends on its parts."""
         changes = tuple(part.requires_grad_() for part in self.start())
@@ -130,7 +135,7 @@ class Adjustable:
     def residual(self, passage: Passage) -> Residual:
         """What leaves the stretch, less what should, relative to its spread: a function of the changes."""
         exits = {name: self._cutter.value(name, value) for name, value in passage.exits.items() if _is_real(value)}
-        entries, targets = self._laid_out(self._entries(passage)), self._laid_out(exits)
+        entries, targets = self.laid_out(self._entries(passage)), self.laid_out(exits)
 
         def run(changes: Parameters, watch: Watcher | None) -> dict[str, Any]:
             return self._run(entries, self._moved(changes), watch)
@@ -186,11 +191,6 @@ class Adjustable:
 
     def _entries(self, passage: Passage) -> dict[str, Any]:
         return {name: self._cutter.value(name, value) for name, value in passage.entries.items()}
-
-    def _laid_out(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Maps for convolutions with their channels last: these are faster so, forwards and backwards."""
-        maps = {n: v for n, v in values.items() if self._has_maps and _is_real(v) and v.dim() == 4}
-        return {**values, **{n: v.contiguous(memory_format=torch.channels_last) for n, v in maps.items()}}
 
     def _moves(self, changes: Parameters) -> dict[str, Tensor]:
         """What changes add to the cut tensors."""

@@ -29,7 +29,7 @@ from recoup.sequence.lockstep import Lockstep, Passage
 from recoup.sequence.parking import work_of
 from recoup.sequence.stretches import parts_of
 from recoup.sequence.varying import varied
-from recoup.structure.route import Route, route, whole_stretch
+from recoup.structure.route import Route, Stretch, route, whole_stretch
 from recoup.structure.standalone import Standalone
 
 # The first step of every parameter, in units in which 1 is the size of its layer's weights; it falls to zero over time.
@@ -64,12 +64,14 @@ def refine(
             with torch.no_grad():
                 return Passage(values, original.run(stretch, values, {}))
 
-        def draw(count: int) -> dict[str, Any]:
-            return pruned.entering(draws(count))
-
-        few = passage(draw(2))
+        few = passage(pruned.entering(draws(2)))
         if not (work.is_sound(few) and work.has_gradient(few)):
             return None
+        arranged = work.laid_out if _runs(original, stretch, work.laid_out(few.entries)) else dict
+
+        def draw(count: int) -> dict[str, Any]:
+            return arranged(pruned.entering(draws(count)))
+
         work.whiten([passage(draw(UNIT_SAMPLES))], relative=True)
         descent = _Descent(work, passage, calibration.settings.outputs, sample.device)
         changes = descent.run(lambda: draw(SAMPLES), seconds, progress)
@@ -79,6 +81,16 @@ def refine(
 def _walking(host: Standalone, path: Route, written: Mapping[str, Tensor], device: torch.device) -> closing[Lockstep]:
     """A walk of no batches, which only runs stretches."""
     return closing(Lockstep(host, path, (), written, device))
+
+
+def _runs(original: Lockstep, stretch: Stretch, values: Mapping[str, Any]) -> bool:
+    """Whether the original, too, can do with values as they lie in memory."""
+    try:
+        with torch.no_grad():
+            original.run(stretch, values, {})
+    except RuntimeError:  # a view that goes by another order
+        return False
+    return True
 
 
 class _Draws:
