@@ -9,7 +9,6 @@ from recoup.batches import Inputs
 from recoup.errors import BudgetError, UsageError
 from recoup.judging.harm import Reference
 from recoup.recover import Compensator
-from recoup.search import measured
 from recoup.search.allocation import harm_of
 from recoup.search.measured import Allocator, allocator, keep_within
 from recoup.settings import PRESETS, Budget
@@ -153,18 +152,3 @@ def test_an_allocator_can_be_made_of_known_parts():
         whole.keep(0.7)[structure.group(first).channels].sum()
     )
     assert whole.share(keep) <= 0.7
-
-
-def test_groups_are_measured_on_as_many_images_as_are_enough(monkeypatch):
-    model, seen, reference = prepared("plain")
-    asked = []
-    part = Reference.part
-    monkeypatch.setattr(Reference, "part", lambda self, images: asked.append(images) or part(self, 5))
-    allocation = allocator(model, seen, recoup.select(seen), reference)
-    expected = allocator(model, seen, recoup.select(seen), part(reference, 5))
-    assert asked[0] == measured.IMAGES
-    for name, harm in allocation.harms.items():
-        assert torch.equal(harm.curve, expected.harms[name].curve)
-    monkeypatch.undo()
-    whole = allocation_of("plain")
-    assert any(not torch.equal(harm.curve, whole.harms[name].curve) for name, harm in allocation.harms.items())

@@ -23,8 +23,6 @@ from recoup.structure.terms import Terms, Timing, latency_terms, macs_terms, par
 # The shares of a group's channels that are kept when its harm is measured. Harm grows evenly while errors are small and
 # much faster when the network falls apart: one measurement cannot tell where that begins.
 LEVELS = (0.75, 0.25)
-# Images that are enough to measure a group by: with twice as many the widths come out as good.
-IMAGES = 2000
 # A cost is a sum of products in floating point.
 ROUNDING = 1e-9
 # Why something is left when everything is cut, where it is not only what is locked.
@@ -95,7 +93,7 @@ def allocator(
     """
     structure = calibration.structure
     widths = widths_for(calibration, rankings)
-    compensator, reference = Compensator(calibration), reference.part(IMAGES)
+    compensator = Compensator(calibration)
     harms = {}
     for number, group in enumerate(structure.prunable, start=1):
         harms[group.name] = _harm(group, rankings[group.name], widths, compensator, reference, levels)
