@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import recoup
+from recoup import methods
 from recoup.batches import Stream
 from recoup.errors import BudgetError, CalibrationError, UsageError
 from recoup.goal import Goal
@@ -146,6 +147,26 @@ def test_a_tolerance_on_labels_holds(network):
     assert score.drop < score.tolerance == 40.0
     assert any(trial.accepted for trial in score.trials)
     assert result.report.macs_removed > 0.02
+
+
+@pytest.mark.parametrize(("enough", "measured"), [(15, {"budget": 60, "tolerance": 15}), (2000, {"tolerance": 60})])
+def test_groups_are_measured_on_all_held_out_images_and_on_enough_for_a_tolerance(monkeypatch, enough, measured):
+    model, images = network_and_images("plain")
+    goals = {
+        "budget": {"budget": Budget(macs=0.5)},
+        "tolerance": {"tolerance": 40.0, "validation": labelled(model, images)},
+    }
+    asked, allocate = [], methods.allocator
+
+    def spied(model, seen, rankings, reference, *rest):
+        asked.append(sum(batch.size for batch in reference._batches))
+        return allocate(model, seen, rankings, reference, *rest)
+
+    monkeypatch.setattr(methods, "allocator", spied)
+    monkeypatch.setattr(methods, "ENOUGH_IMAGES", enough)
+    for goal in measured:
+        pruned("plain", **goals[goal])
+    assert asked == list(measured.values())
 
 
 def test_with_more_confidence_less_is_pruned():

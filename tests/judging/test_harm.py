@@ -49,6 +49,18 @@ def test_the_harm_to_class_scores_is_the_divergence(name):
     assert harm == pytest.approx(recoup.divergence(recoup.apply(model, plan), model, batches), rel=1e-6)
 
 
+@pytest.mark.parametrize(("images", "step"), [(9, 3), (13, 2), (14, 1), (100, 1), (1, 27)])
+@pytest.mark.parametrize("sizes", [(20, 7), (27,), (1,) * 27, (2,) * 13 + (1,)])
+def test_a_part_of_the_images_is_taken_evenly(images, step, sizes):
+    _, seen = calibrated("plain")
+    weights, every = pruned(seen).weights, torch.cat([batch.args[0] for batch in inputs_of("plain")])
+    host = seen.traced.standalone.host
+    part = Reference(host, [Inputs((some,), {}) for some in every.split(sizes)]).part(images)
+    assert sum(batch.size for batch in part._batches) == len(every[::step]) >= min(images, 27)
+    expected = Reference(host, [Inputs((every[::step],), {})]).harm(weights)
+    assert part.harm(weights) == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_harm_to_other_outputs_is_the_error_relative_to_their_variance():
     """Two outputs, of four and of two dims: the mean over them, weighted by samples over batches."""
     model, seen = calibrated("several")

@@ -41,6 +41,20 @@ class Reference:
                 "nothing."
             )
 
+    def part(self, images: int) -> Reference:
+        """The same on fewer images, at least so many of them, taken evenly: they may be in any order."""
+        step = sum(batch.size for batch in self._batches) // images
+        if step < 2:
+            return self
+        batches, numbers, count = [], [], 0
+        for batch, number in zip(self._batches, self._numbers, strict=True):
+            chosen = torch.arange(count, count + batch.size) % step == 0
+            count += batch.size
+            if bool(chosen.any()):
+                batches.append(batch.pick(chosen))
+                numbers.append(number)
+        return Reference(self._host, batches, self._kind, numbers)
+
     def harm(self, tensors: Mapping[str, Tensor]) -> float:
         """The harm of running the network with other tensors."""
         return self._mean(self._run(tensors), lambda expected, actual: harm_between(expected, actual, self._kind))
