@@ -224,13 +224,13 @@ def table(found: Sequence[Plain]) -> str:
     order = list(VARIANTS)
     for network in alike(found, "network"):
         network.sort(key=lambda row: order.index(row["method"]))
-        bests = [row["seconds"] for row in network if row["method"] == order[0]]
+        bests = [row["seconds"] for row in network if row["method"] == order[0] and row["device"] == "CPU"]
         lines += [line(mine, bests) for mine in alike(network, "share", "method")]
     return "\n".join(lines)
 
 
 def line(mine: Sequence[Plain], bests: Sequence[float]) -> str:
-    """The averages of one variant; `bests` are the seconds of the preset on the same network."""
+    """The averages of one variant; `bests` are the seconds of the preset on the same network, on a CPU."""
     return (
         f"| {mine[0]['network']} | {mean(mine, 'removed', '.1%')} | {mine[0]['method']} | "
         f"{mean_and_values(mine, 'validation_drop')} | {mean_and_values(mine, 'test_drop')} | "

@@ -165,3 +165,4 @@ def test_times_of_a_cpu_are_relative():
         "1.50 of best's |",
     ]
     assert ablation.table(rows[1:]).endswith("| - |")
+    assert ablation.table([row("best", 2, "a GPU"), rows[1]]).endswith("| - |")
