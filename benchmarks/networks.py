@@ -74,13 +74,15 @@ class Bench:
         """What is lost in a smaller network that took so many seconds to make."""
         top1 = {name: recoup.accuracy(smaller, batches) for name, batches in self.splits.items()}
         drops = {name: self.base[name] - value for name, value in top1.items()}
+        divergences = {name: recoup.divergence(smaller, self.model, batches) for name, batches in self.splits.items()}
         last = list(self.splits)[-1]
         return Outcome(
             removed=removed,
             top1=top1[last],
             validation_drop=drops["validation"],
             test_drop=drops.get("test"),
-            kl=recoup.divergence(smaller, self.model, self.splits[last]),
+            kl=divergences[last],
+            validation_kl=divergences["validation"],
             seconds=sum(stages.values()),
             stages=dict(stages),
             device=self.device,

@@ -35,6 +35,7 @@ class Outcome:
 
     removed: share of the MACs. top1, drops and bound: in points; `top1` on test images, or validation images where
     there are no others, and so `kl`, in nats. harm: on held-out images. seconds: of making it, by stage in `stages`.
+    Choices go by `validation_drop`, `validation_kl` and `harm`; rows of older files lack the second.
     """
 
     removed: float | None = None
@@ -42,6 +43,7 @@ class Outcome:
     validation_drop: float | None = None
     test_drop: float | None = None
     kl: float | None = None
+    validation_kl: float | None = None
     harm: float | None = None
     bound: float | None = None
     seconds: float | None = None
@@ -112,7 +114,7 @@ def alike(rows: Iterable[Plain], *names: str) -> list[list[Plain]]:
 
 def mean(rows: Sequence[Plain], name: str, form: str = ".2f") -> str:
     """The mean of a field as text; a dash where no row has it."""
-    values = [row[name] for row in rows if row[name] is not None]
+    values = [row[name] for row in rows if row.get(name) is not None]
     return format(sum(values) / len(values), form) if values else "-"
 
 

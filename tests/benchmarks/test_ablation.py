@@ -135,6 +135,17 @@ def test_plain_images_are_those_held_out_as_they_are(base):
         torch.testing.assert_close(found, outputs)
 
 
+def test_half_the_images_are_every_other_one_held_out(base, residual):
+    halved = ablation.reference_of(base, VARIANTS["harm on half the images"])
+    expected = torch.cat([outputs for (outputs,) in base.reference._expected])[::2]
+    torch.testing.assert_close(torch.cat([outputs for (outputs,) in halved._expected]), expected)
+    assert ablation.reference_of(base, VARIANTS["harm at one width"]) is base.reference
+    curves, other = (
+        ablation.varied(residual.base, VARIANTS[name]).allocation.harms for name in ("best", "harm on half the images")
+    )
+    assert any(not torch.equal(harm.curve, other[name].curve) for name, harm in curves.items())
+
+
 def test_arguments(monkeypatch, capsys):
     for name in ("RECOUP_CIFAR10", "RECOUP_IMAGENET"):
         monkeypatch.delenv(name, raising=False)
@@ -146,15 +157,17 @@ def test_arguments(monkeypatch, capsys):
 
 
 def row(name, seconds, device):
-    made = Outcome(removed=0.25, validation_drop=1.0, kl=0.1, harm=0.2, seconds=seconds, device=device)
+    made = Outcome(
+        removed=0.25, validation_drop=1.0, kl=0.1, validation_kl=0.05, harm=0.2, seconds=seconds, device=device
+    )
     return Row(Case("net", name, 0, 0.25), made).plain()
 
 
 def test_table_is_in_the_order_of_the_variants():
     rows = [row("uniform widths", 3, "a GPU"), row("best", 2, "a GPU")]
     assert ablation.table(rows).splitlines()[2:] == [
-        "| net | 25.0% | best | 1.00 | - | 0.1000 | 0.2000 | 2.0 s |",
-        "| net | 25.0% | uniform widths | 1.00 | - | 0.1000 | 0.2000 | 3.0 s |",
+        "| net | 25.0% | best | 1.00 | - | 0.0500 | 0.1000 | 0.2000 | 2.0 s |",
+        "| net | 25.0% | uniform widths | 1.00 | - | 0.0500 | 0.1000 | 0.2000 | 3.0 s |",
     ]
 
 

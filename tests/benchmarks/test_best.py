@@ -59,6 +59,7 @@ def test_a_row_is_what_the_preset_makes(preset):
     whole = recoup.prune(here.model, images(0), budget=Budget(macs=1 - 0.4), preset=preset)
     assert row.outcome.harm == min(whole.report.held_out.values())
     assert row.outcome.kl == recoup.divergence(whole.model, here.model, here.splits["test"])
+    assert row.outcome.validation_kl == recoup.divergence(whole.model, here.model, here.splits["validation"])
 
 
 def test_every_method_makes_its_rows(monkeypatch):
