@@ -44,7 +44,7 @@ from recoup.variants import Chosen, Recoverer
 # The confidence at which the bound of a drop is the drop itself.
 EVEN_ODDS = 0.5
 # Held-out images by which groups are measured on the way to a tolerance, where time counts and every candidate is
-# judged on images of its own. Widths by twice as many have a divergence 1 % smaller.
+# judged on images of its own.
 ENOUGH_IMAGES = 2000
 
 
