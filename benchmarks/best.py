@@ -7,7 +7,7 @@ Methods, for every share of the MACs to remove:
 
 - best: recoup's preset, closed form throughout. Trace, statistics, rankings and allocation are made once per
   calibration sample and shared by shares and methods; a row's seconds are those of the shared stages and its own.
-- refined: the result of `best`, then a minute or so of gradient steps towards the original's outputs.
+- refined: the result of `best`, then `--refine` seconds of gradient steps towards the original's outputs.
 - fast: recoup's preset of that name, `best` without the second round and the joint refits.
 - paper: recoup's preset of that name, `recoup.prune(..., preset="paper", keep_class=True)`, the first sample only.
 - torch-pruning: MagnitudePruner as in benchmarks/baselines.py, and again after the batch norms have been estimated on
@@ -44,8 +44,6 @@ from recoup.errors import BudgetError, ModelError
 from recoup.settings import Budget, Settings, find_preset
 
 SHARES = {"vgg16": (0.5, 0.6, 0.7), "resnet56": (0.3, 0.5, 0.6), "resnet20": (0.3, 0.5)}
-# Seconds of refinement: at most so many that all of a run takes two minutes on a GPU.
-REFINE = {"vgg16": 60.0, "resnet56": 80.0, "resnet20": 60.0}
 BEST, REFINED, FAST = "best", "refined", "fast"
 PAPER, TORCH_PRUNING, TOLERANCE = "paper", "torch-pruning", "tolerance"
 OURS = (BEST, REFINED, FAST)
@@ -107,10 +105,8 @@ def rows_in_stages(
             yield from (Row(case, Outcome(note=str(error))) for case in here.values())
 
 
-def rows_at(
-    bench: Bench, prepared: Prepared, share: float, here: dict[str, Case], refine: float | None
-) -> Iterator[Row]:
-    """The methods in `here` at one share of the MACs; refinement takes its network's own time unless told."""
+def rows_at(bench: Bench, prepared: Prepared, share: float, here: dict[str, Case], refine: float) -> Iterator[Row]:
+    """The methods in `here` at one share of the MACs."""
     stages: dict[str, float] = {}
     if FAST in here:
         preset = find_preset(FAST)
@@ -126,8 +122,7 @@ def rows_at(
     if BEST in here:
         yield Row(here[BEST], prepared.outcome(bench, keep, chosen, stages))
     if REFINED in here:
-        limit = REFINE[bench.network] if refine is None else refine
-        refined = timed(stages, "refine", lambda: recoverer.refined(chosen, keep, limit))
+        refined = timed(stages, "refine", lambda: recoverer.refined(chosen, keep, refine))
         yield Row(here[REFINED], prepared.outcome(bench, keep, refined, stages))
 
 
@@ -269,7 +264,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shares", type=float, nargs="+", help="of the MACs to remove; each network's own if not said")
     parser.add_argument("--seeds", type=int, default=3, help="calibration samples")
     parser.add_argument("--first-seed", type=int, default=0, help="the number of the first calibration sample")
-    parser.add_argument("--refine", type=float, help="seconds; each network's own if not said")
+    parser.add_argument("--refine", type=float, default=60.0, help="seconds")
     parser.add_argument("--images", type=int, default=CIFAR_IMAGES, help="for calibration")
     parser.add_argument("--tolerance", type=float, help="in points; search within it instead of fixed shares")
     parser.add_argument("--tolerance-seeds", type=int, default=10, help="calibration samples with --tolerance")

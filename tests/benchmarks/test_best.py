@@ -13,7 +13,6 @@ import recoup
 from benchmarks import best, networks
 from recoup.errors import ModelError
 from recoup.settings import Budget, find_preset
-from recoup.variants import Recoverer
 from tests import zoo
 
 PLACES = ["--cifar", "images", "--checkpoints", "weights"]
@@ -78,16 +77,6 @@ def test_every_method_makes_its_rows(monkeypatch):
     stages = {row.case.method: row.outcome.stages for row in rows if row.case.seed == 0}
     assert stages["best"]["select"] == stages["fast"]["select"]
     assert stages["refined"]["recover"] == stages["best"]["recover"] and "refine" in stages["refined"]
-
-
-@pytest.mark.parametrize(("words", "expected"), [((), 80.0), (("--refine", "0"), 0.0), (("--refine", "7"), 7.0)])
-def test_refinement_takes_the_networks_own_time_unless_told(monkeypatch, words, expected):
-    taken = []
-    monkeypatch.setattr(Recoverer, "refined", lambda self, chosen, keep, seconds: taken.append(seconds) or chosen)
-    case = Case("resnet56", best.REFINED, 0, 0.4)
-    here = replace(bench(), network="resnet56")
-    assert len(list(best.rows_in_stages(here, images(0), find_preset("best"), [case], options(*words)))) == 1
-    assert taken == [expected] and set(best.REFINE) == set(best.SHARES)
 
 
 def test_what_is_out_of_reach_is_a_row():
