@@ -20,7 +20,7 @@ and folders as in benchmarks/efficientnet.py). Variants:
 - flipped images too: every image that is fitted to is there in its mirror image too. Held-out images stay as they are.
 - batch norm: the result's batch norms are estimated once more on all calibration images, as other tools do.
 
-Points lost are those of validation and test images, KL is of test images; Lite0 has only validation images.
+Points lost and KL are those of validation and test images; Lite0 has only validation images.
 Choices go by validation and held-out images. Held-out harm is that of the plan on the same blended calibration images
 in every row. Seconds are those of the whole way, as if the row had been made alone: stages that a variant has in common
 with `best` are run once and counted again.
