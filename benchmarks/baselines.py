@@ -18,10 +18,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
 import recoup
-from recoup.errors import ModelError
-from recoup.importing import import_library
-from recoup.structure.cost import cost
-from recoup.structure.groups import Structure
+from recoup.channels.cost import cost
+from recoup.channels.groups import Structure
+from recoup.cli.importing import import_library
+from recoup.errors import BudgetError, ModelError
 
 # Halvings of the interval of shares: finer than one channel in a layer of 4096.
 BISECTIONS = 12
@@ -108,7 +108,7 @@ def largest_share(fits: Callable[[float], bool]) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     if low == 0.0:
-        raise recoup.BudgetError(f"even the share {high:.1%} of every group costs more than allowed. Keep more.")
+        raise BudgetError(f"even the share {high:.1%} of every group costs more than allowed. Keep more.")
     return low
 
 

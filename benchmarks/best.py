@@ -5,15 +5,19 @@
 
 Methods, for every share of the MACs to remove:
 
-- best: recoup's preset, closed form throughout. Trace, statistics, rankings and allocation are made once per
-  calibration sample and shared by shares and methods; a row's seconds are those of the shared stages and its own.
+- best: `recoup.Best()`, closed form throughout. Trace, split, statistics and rankings are made once per calibration
+  sample and shared by shares and methods; a row's seconds are those of the shared steps and its own.
 - refined: the result of `best`, then `--refine` seconds of gradient steps towards the original's outputs.
-- fast: recoup's preset of that name, `best` without the second round and the joint refits.
-- paper: recoup's preset of that name, `recoup.prune(..., preset="paper", keep_class=True)`, the first sample only.
+- fast: `recoup.Fast()`, `best` without the second round and the joint refits.
+- uniform widths, one pass: the same share of every group with the paper's compensation, `recoup.prune(...,
+  budget=..., method="paper", keep_class=True)`, the first sample only. This is not the paper's search.
 - torch-pruning: MagnitudePruner as in benchmarks/baselines.py, and again after the batch norms have been estimated on
   the calibration images; the first sample only. Needs `pip install --no-deps torch-pruning==1.6.1`.
 
-With `--tolerance` none of these: `recoup.prune` with the preset `best`, end to end, searches the share by itself.
+The table also has the paper's search, layer by layer within a tolerance: as published, and our run of it, the rows of
+benchmarks/paper.py in benchmarks/results/.
+
+With `--tolerance` none of these: `recoup.prune` with `recoup.Best()`, end to end, searches the share by itself.
 
 Drops are in points: on the validation images, which only the tolerance looks at, and on the test images, which nothing
 does. KL is on the test images. The first trace of the process is made beforehand and not counted.
@@ -27,27 +31,45 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 import recoup
 from benchmarks.baselines import count_macs, prune_with_torch_pruning, reestimated
-from benchmarks.networks import CIFAR, CIFAR_IMAGES, Batches, Bench, add_arguments, check_places, measure_all
-from benchmarks.paper import PAPER as PUBLISHED
-from benchmarks.paper import timed
+from benchmarks.networks import (
+    CIFAR,
+    CIFAR_IMAGES,
+    Batches,
+    Bench,
+    Ranked,
+    add_arguments,
+    check_places,
+    measure_all,
+    ranked,
+)
+from benchmarks.paper import (
+    PUBLISHED,
+    PUBLISHED_SECONDS,
+    PUBLISHED_WITH,
+    SEARCH,
+    made_with,
+    seconds_of,
+    stored_searches,
+    timed,
+)
 from benchmarks.rows import Case, Outcome, Plain, Row, Store, alike, mean, mean_and_values
-from benchmarks.stages import Prepared, prepare
 from recoup.errors import BudgetError, ModelError
-from recoup.settings import Budget, Settings, find_preset
+from recoup.recovery.choose import refined
+from recoup.statistics.cache import Cache
 
 SHARES = {"vgg16": (0.5, 0.6, 0.7), "resnet56": (0.3, 0.5, 0.6), "resnet20": (0.3, 0.5)}
 BEST, REFINED, FAST = "best", "refined", "fast"
-PAPER, TORCH_PRUNING, TOLERANCE = "paper", "torch-pruning", "tolerance"
+UNIFORM, TORCH_PRUNING, TOLERANCE = "uniform widths, one pass", "torch-pruning", "tolerance"
 OURS = (BEST, REFINED, FAST)
-METHODS = (*OURS, PAPER, TORCH_PRUNING)
+METHODS = (*OURS, UNIFORM, TORCH_PRUNING)
 WITH_BATCH_NORM = f"{TORCH_PRUNING} + batch norm"
 OUT = Path(__file__).parent / "results" / "best.json"
 
@@ -56,7 +78,7 @@ def main() -> None:
     options = parse()
     store = Store(options.out, common_settings(options))
     measure_all(store, options, cases, rows)
-    print(table(store.rows))
+    print(table(store.rows, stored_searches(CIFAR)))
 
 
 def cases(network: str, options: argparse.Namespace) -> list[Case]:
@@ -76,85 +98,98 @@ def cases(network: str, options: argparse.Namespace) -> list[Case]:
 
 def rows(bench: Bench, seed: int, here: Sequence[Case], options: argparse.Namespace) -> Iterator[Row]:
     """The rows of the cases of one calibration sample, one by one as they are done."""
-    batches = bench.calibration(seed)
-    settings = replace(find_preset("best"), seed=seed)
-    yield from rows_in_stages(bench, batches, settings, [case for case in here if case.method in OURS], options)
+    batches, method = bench.calibration(seed), recoup.Best(seed=seed)
+    yield from rows_in_steps(bench, batches, method, [case for case in here if case.method in OURS], options)
     for case in here:
-        if case.method == PAPER:
-            yield Row(case, as_in_paper(bench, batches, case))
+        if case.method == UNIFORM:
+            yield Row(case, with_uniform_widths(bench, batches, case))
         elif case.method == TOLERANCE:
-            yield Row(case, within_tolerance(bench, batches, settings, case))
+            yield Row(case, within_tolerance(bench, batches, method, case))
     for share in dict.fromkeys(case.share for case in here if case.method in (TORCH_PRUNING, WITH_BATCH_NORM)):
         assert share is not None
         yield from rows_of_torch_pruning(bench, batches, Case(bench.network, TORCH_PRUNING, seed, share), share)
 
 
-def rows_in_stages(
-    bench: Bench, batches: Batches, settings: Settings, waiting: Sequence[Case], options: argparse.Namespace
+def rows_in_steps(
+    bench: Bench, batches: Batches, method: recoup.Best, waiting: Sequence[Case], options: argparse.Namespace
 ) -> Iterator[Row]:
     """Recoup's own methods on one calibration sample."""
     if not waiting:
         return
-    prepared = prepare(bench.model, batches, settings)
+    before = ranked(bench.model, batches, method)
     for share in dict.fromkeys(case.share for case in waiting):
         assert share is not None
         here = {case.method: case for case in waiting if case.share == share}
         try:
-            yield from rows_at(bench, prepared, share, here, options.refine)
+            yield from rows_at(bench, before, share, here, options.refine)
         except BudgetError as error:
             yield from (Row(case, Outcome(note=str(error))) for case in here.values())
 
 
-def rows_at(bench: Bench, prepared: Prepared, share: float, here: dict[str, Case], refine: float) -> Iterator[Row]:
+def rows_at(bench: Bench, before: Ranked, share: float, here: dict[str, Case], refine: float) -> Iterator[Row]:
     """The methods in `here` at one share of the MACs."""
-    stages: dict[str, float] = {}
+    goal, method = recoup.Goal(budget=recoup.Budget(macs=1 - share)), before.method
     if FAST in here:
-        preset = find_preset(FAST)
-        without = prepared.with_settings(joint=preset.joint, rounds=preset.rounds)
-        keep = timed(stages, "widths", lambda: without.keep(share))
-        fast = timed(stages, "recover", lambda: without.recoverer().plan(keep))
-        yield Row(here[FAST], prepared.outcome(bench, keep, fast, stages))
+        fast = steps(before, recoup.Fast(seed=method.seed), goal)
+        yield Row(here[FAST], bench.outcome_of(fast.seen, fast.keep, fast.recovered, fast.seconds))
     if BEST not in here and REFINED not in here:
         return
-    stages, recoverer = {}, prepared.recoverer()
-    keep = timed(stages, "widths", lambda: prepared.keep(share))
-    chosen = timed(stages, "recover", lambda: recoverer.plan(keep))
+    best = steps(before, method, goal)
     if BEST in here:
-        yield Row(here[BEST], prepared.outcome(bench, keep, chosen, stages))
+        yield Row(here[BEST], bench.outcome_of(best.seen, best.keep, best.recovered, best.seconds))
     if REFINED in here:
-        refined = timed(stages, "refine", lambda: recoverer.refined(chosen, keep, refine))
-        yield Row(here[REFINED], prepared.outcome(bench, keep, refined, stages))
+        longer = replace(best.seen, method=replace(method, refine=refine), cache=Cache())
+        after = timed(best.seconds, "refine", lambda: refined(longer, best.recovered, best.keep))
+        yield Row(here[REFINED], bench.outcome_of(best.seen, best.keep, after, best.seconds))
 
 
-def as_in_paper(bench: Bench, batches: Batches, case: Case) -> Outcome:
-    """The paper's recipe, in the network's own class."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """What allocating and recovering gave, and the seconds of all steps so far."""
+
+    seen: recoup.Calibration
+    keep: Tensor
+    recovered: recoup.Recovered
+    seconds: dict[str, float]
+
+
+def steps(before: Ranked, method: recoup.Best | recoup.Fast, goal: recoup.Goal) -> Steps:
+    """Allocate and recover with a method, which remembers nothing: the seconds are all its own."""
+    seen, seconds = replace(before.seen, method=method, cache=Cache()), dict(before.seconds)
+    allocation = timed(seconds, "allocate", lambda: recoup.allocate(seen, before.rankings, goal))
+    recovered = timed(seconds, "recover", lambda: recoup.recover(seen, allocation))
+    return Steps(seen, allocation.keep, recovered, seconds)
+
+
+def with_uniform_widths(bench: Bench, batches: Batches, case: Case) -> Outcome:
+    """The same share of every group, and the paper's compensation, in the network's own class."""
     assert case.share is not None
-    budget, stages = Budget(macs=1 - case.share), dict[str, float]()
+    budget, stages = recoup.Budget(macs=1 - case.share), dict[str, float]()
     try:
         result = timed(
-            stages, "prune", lambda: recoup.prune(bench.model, batches, budget=budget, preset="paper", keep_class=True)
+            stages, "prune", lambda: recoup.prune(bench.model, batches, budget=budget, method="paper", keep_class=True)
         )
     except BudgetError as error:
         return Outcome(note=str(error))
     return bench.outcome(result.model, result.report.macs_removed, stages)
 
 
-def within_tolerance(bench: Bench, batches: Batches, settings: Settings, case: Case) -> Outcome:
-    """The preset `best` for a tolerance on the validation images; the bound is that of the last trial it accepted."""
+def within_tolerance(bench: Bench, batches: Batches, method: recoup.Best, case: Case) -> Outcome:
+    """The default for a tolerance on the validation images; the bound is that of the last trial it accepted."""
     stages: dict[str, float] = {}
     result = timed(
         stages,
         "prune",
         lambda: recoup.prune(
-            bench.model, batches, validation=bench.splits["validation"], tolerance=case.tolerance, preset=settings
+            bench.model, batches, validation=bench.splits["validation"], tolerance=case.tolerance, method=method
         ),
     )
     report: recoup.Report = result.report
     trials = report.score.trials if report.score is not None else ()
     bounds = [trial.drop for trial in trials if trial.accepted]
     made = bench.outcome(result.model, report.macs_removed, stages)
-    harm = min(report.held_out.values(), default=None)
-    return replace(made, bound=bounds[-1] if bounds else None, harm=harm)
+    error = min(report.held_out.values(), default=None)
+    return replace(made, bound=bounds[-1] if bounds else None, output_error=error)
 
 
 def rows_of_torch_pruning(bench: Bench, batches: Batches, case: Case, share: float) -> Iterator[Row]:
@@ -181,31 +216,48 @@ def torch_pruned(bench: Bench, share: float) -> nn.Module:
     return prune_with_torch_pruning(bench.model, bench.example, 1 - share, ignored=bench.classifier)
 
 
-def table(found: Sequence[Plain]) -> str:
-    """Averages over calibration samples, as Markdown: the fixed shares, then the tolerances, where there are any."""
+def table(found: Sequence[Plain], searches: Sequence[Plain] = ()) -> str:
+    """Averages over calibration samples, as Markdown: the fixed shares, then the tolerances, where there are any.
+
+    `searches` are rows of benchmarks/paper.py with the names of their networks.
+    """
     by_share = [row for row in found if row["share"] is not None]
     by_tolerance = [row for row in found if row["tolerance"] is not None]
-    pairs = ((share_table, by_share), (tolerance_table, by_tolerance))
-    return "\n\n".join(render(mine) for render, mine in pairs if mine)
+    tables = [share_table(by_share, searches)] if by_share else []
+    return "\n\n".join([*tables, *([tolerance_table(by_tolerance)] if by_tolerance else [])])
 
 
-def share_table(found: Sequence[Plain]) -> str:
-    order = [*OURS, PAPER, TORCH_PRUNING, WITH_BATCH_NORM]
+def share_table(found: Sequence[Plain], searches: Sequence[Plain] = ()) -> str:
+    order = [*OURS, UNIFORM, TORCH_PRUNING, WITH_BATCH_NORM]
     lines = ["| network (top-1) | MACs removed | method | test drop | KL | seconds |", "|---" * 6 + "|"]
     for network in alike(found, "network"):
         network.sort(key=lambda row: (row["share"], order.index(row["method"])))
         for at_share in alike(network, "share"):
             lines += [share_line(title(network), mine) for mine in alike(at_share, "method")]
             lines += published_lines(title(network), at_share[0])
+        mine = [row for row in searches if row["network"] == network[0]["network"]]
+        lines += [search_line(title(network), group) for group in alike(mine, "tolerance")]
     return "\n".join(lines)
 
 
 def published_lines(name: str, row: Plain) -> list[str]:
-    """The paper's own figure nearest to a share, where it has any: it is by tolerance, in validation accuracy."""
+    """The paper's own figure nearest to a share, where it has any: points lost on the test images by its search."""
     if row["network"] != "vgg16":
         return []
-    tolerance, removed = min(PUBLISHED.items(), key=lambda pair: abs(pair[1] - 100 * row["share"]))
-    return [f"| {name} | {row['share']:.0%} | paper, as published | {tolerance} for {removed:.1f} % | - | 720 |"]
+    nearest = min(PUBLISHED, key=lambda figure: abs(figure.removed - 100 * row["share"]))
+    return [
+        f"| {name} | {row['share']:.0%} | paper, as published | {nearest.test_drop:.2f} for {nearest.removed:.1f} % | "
+        f"- | {PUBLISHED_SECONDS} ({PUBLISHED_WITH}) |"
+    ]
+
+
+def search_line(name: str, mine: Sequence[Plain]) -> str:
+    """Our run of the paper's search within one tolerance, at the share of the MACs that it removed."""
+    seconds = sum(map(seconds_of, mine)) / len(mine)
+    return (
+        f"| {name} | {mean(mine, 'macs_drop', '.1f')}% | {SEARCH}, tolerance {mine[0]['tolerance']} | "
+        f"{mean_and_values(mine, 'test_drop')} | {mean(mine, 'kl', '.3f')} | {seconds:.1f} ({made_with(mine)}) |"
+    )
 
 
 def share_line(name: str, mine: Sequence[Plain]) -> str:

@@ -7,8 +7,9 @@ order of the classes. Packages: those of benchmarks/lite0.py, and `pip install -
 
 Rows, for every share of the MACs:
 
-- recoup best, recoup paper: these presets, end to end by the command line, `recoup prune benchmarks/lite0.py:build
-  --macs SHARE ...`; with `--api` by `recoup.prune` with the same settings, for machines without click.
+- recoup best: the default, end to end by the command line, `recoup prune benchmarks/lite0.py:build --macs SHARE ...`;
+  with `--api` by `recoup.prune` with the same method, for machines without click.
+- uniform widths, one pass: the same with `--method paper`: the same share of every group, and the paper's compensation.
 - L2: recoup's groups and surgery, channels by the L2 norm of their filters, nothing refitted.
 - Torch-Pruning: MagnitudePruner with MagnitudeImportance(p=2). Its one pruning ratio is found by bisection; the
   classifier is ignored, since its outputs are the classes. The network's own modules (convolutions with static padding,
@@ -42,10 +43,13 @@ import recoup
 from benchmarks.baselines import prune_by_l2, prune_with_torch_pruning, reestimated
 from benchmarks.lite0 import INPUT, build
 from benchmarks.paper import device_name
-from recoup.data import open_data
+from recoup.cli.data import open_data
 
 SHARES = (0.8, 0.7, 0.6)
-METHODS = ("recoup", "L2", "Torch-Pruning")
+# Methods of recoup, by the names that their rows have.
+RECOUP = {"best": "recoup best", "fast": "recoup fast", "paper": "uniform widths, one pass"}
+METHODS = (*RECOUP, "L2", "Torch-Pruning")
+DEFAULT = tuple(method for method in METHODS if method != "fast")
 CLASSIFIER = "network._fc"
 COMMAND = (sys.executable, "-c", "from recoup.cli import main; main()")
 Batches = list[tuple[Tensor, Tensor]]
@@ -107,24 +111,23 @@ def rows(bench: Bench, options: argparse.Namespace) -> Iterator[Row]:
     """Every method at every share, one by one as they are done."""
     for share in options.shares:
         for method in options.methods:
-            if method == "recoup":
-                for preset in options.presets:
-                    report = by_api(bench, share, preset) if options.api else by_command(share, preset, options)
-                    yield row_of(report, share, preset)
+            if method in RECOUP:
+                report = by_api(bench, share, method) if options.api else by_command(share, method, options)
+                yield row_of(report, share, method)
             else:
                 yield from rows_of_rival(bench, method, share)
 
 
-def by_command(share: float, preset: str, options: argparse.Namespace) -> dict[str, Any]:
+def by_command(share: float, method: str, options: argparse.Namespace) -> dict[str, Any]:
     """The report that `recoup prune ... --json` prints."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [*COMMAND, *arguments(share, preset, options), "-o", str(Path(folder) / "smaller")]
+        command = [*COMMAND, *arguments(share, method, options), "-o", str(Path(folder) / "smaller")]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     report: dict[str, Any] = json.loads(done.stdout)["report"]
     return report
 
 
-def arguments(share: float, preset: str, options: argparse.Namespace) -> list[str]:
+def arguments(share: float, method: str, options: argparse.Namespace) -> list[str]:
     """What follows `recoup` on the command line, up to the folder for the result."""
     said = {
         "--calibration": f"folder:{Path(options.images) / 'calibration'}",
@@ -135,24 +138,24 @@ def arguments(share: float, preset: str, options: argparse.Namespace) -> list[st
         "--calibration-images": options.samples,
         "--validation-images": options.validation_images,
         "--batch-size": options.batch,
-        "--preset": preset,
+        "--method": method,
         "--device": options.device,
     }
     words = [str(word) for name, value in said.items() if value is not None for word in (name, value)]
     return ["prune", f"{Path(__file__).with_name('lite0.py')}:build", *words, "--json"]
 
 
-def by_api(bench: Bench, share: float, preset: str) -> dict[str, Any]:
-    """The report of `recoup.prune` with the settings that the command line would use."""
+def by_api(bench: Bench, share: float, method: str) -> dict[str, Any]:
+    """The report of `recoup.prune` with the method that the command line would use."""
     budget = recoup.Budget(macs=share)
-    result = recoup.prune(bench.model, bench.calibration, validation=bench.validation, budget=budget, preset=preset)
+    result = recoup.prune(bench.model, bench.calibration, validation=bench.validation, budget=budget, method=method)
     return result.report.to_json()
 
 
-def row_of(report: dict[str, Any], share: float, preset: str) -> Row:
+def row_of(report: dict[str, Any], share: float, method: str) -> Row:
     """What a report says of the smaller network."""
     seconds = sum(value for stage, value in report["seconds"].items() if stage != "measure")
-    return Row(f"recoup {preset}", share, 1 - report["macs_removed"], report["score"]["after"], seconds)
+    return Row(RECOUP[method], share, 1 - report["macs_removed"], report["score"]["after"], seconds)
 
 
 def rows_of_rival(bench: Bench, method: str, share: float) -> Iterator[Row]:
@@ -216,9 +219,8 @@ def parse() -> argparse.Namespace:
     images = os.environ.get("RECOUP_IMAGENET")
     parser.add_argument("--images", default=images, required=images is None, help="or RECOUP_IMAGENET")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the MACs to keep")
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--methods", nargs="+", default=DEFAULT, choices=METHODS)
     parser.add_argument("--api", action="store_true", help="recoup.prune instead of the command line")
-    parser.add_argument("--presets", nargs="+", default=("best", "paper"), help="of recoup")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--samples", type=int, help="calibration images, all if not said")

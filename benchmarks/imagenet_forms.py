@@ -18,8 +18,8 @@ from tests.torchvision_operators import define_missing_torchvision_operators
 from torch import Tensor, nn
 
 import recoup
-from recoup.data import open_data
-from recoup.models import open_model
+from recoup.cli.data import open_data
+from recoup.cli.models import open_model
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def row(name: str, images: int) -> str:
     """Prune one network and check what can be done with the result."""
     opened = open_model(f"torchvision:{name}")
     data = open_data(f"noise:{images}", opened.input, batch_size=16)
-    result = recoup.prune(opened.model, data, budget=recoup.Budget(macs=0.5), preset="paper")
+    result = recoup.prune(opened.model, data, budget=recoup.Budget(macs=0.5), method="paper")
     smaller, x = result.model.eval(), torch.randn(2, *opened.input.shape)
     seconds = result.report.seconds
     total = sum(seconds.values())

@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from recoup.cli.importing import import_library
+from recoup.cli.input_spec import unnormalised
 from recoup.errors import ModelError
-from recoup.importing import import_library
-from recoup.inputs import unnormalised
 
 INPUT = unnormalised((3, 224, 224))
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor, nn
 
 import recoup
 from benchmarks import lite0
-from benchmarks.paper import device_name
+from benchmarks.paper import device_name, timed
 from benchmarks.rows import Case, Outcome, Row, Store
-from recoup.data import open_data
-from recoup.inputs import InputSpec
-from recoup.models import open_model
+from recoup.channels.cost import cost
+from recoup.cli.data import open_data
+from recoup.cli.input_spec import InputSpec
+from recoup.cli.models import open_model
 
 Batches = list[tuple[Tensor, Tensor]]
 # Calibration images of CIFAR-10, as in benchmarks/paper.py, and images per batch by the side of an image.
@@ -87,6 +88,46 @@ class Bench:
             stages=dict(stages),
             device=self.device,
         )
+
+    def outcome_of(
+        self, seen: recoup.Calibration, keep: Tensor, recovered: recoup.Recovered, seconds: Mapping[str, float]
+    ) -> Outcome:
+        """What is lost with a plan; `seconds` are those of all the steps up to it."""
+        stages = dict(seconds)
+        smaller = timed(stages, "apply", lambda: verified(seen, recovered.plan))
+        return replace(self.outcome(smaller, removed(seen, keep), stages), output_error=recovered.error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranked:
+    """The steps that all shares of the MACs have in common, done on one calibration sample, and their seconds."""
+
+    seen: recoup.Calibration
+    method: recoup.Best
+    rankings: Mapping[str, recoup.Ranking]
+    seconds: Mapping[str, float]
+
+
+def ranked(model: nn.Module, batches: Batches, method: recoup.Best) -> Ranked:
+    """Trace, split, calibrate and rank."""
+    seconds: dict[str, float] = {}
+    traced = timed(seconds, "trace", lambda: recoup.trace(model, batches[0]))
+    data = timed(seconds, "split", lambda: recoup.split(model, batches))
+    seen = timed(seconds, "calibrate", lambda: recoup.calibrate(traced, data, method))
+    return Ranked(seen, method, timed(seconds, "rank", lambda: recoup.rank(seen)), seconds)
+
+
+def verified(seen: recoup.Calibration, plan: recoup.Plan) -> nn.Module:
+    """The smaller network of a plan, proven to compute what it should."""
+    smaller = recoup.apply(seen.model, plan)
+    recoup.verify(seen.model, plan, smaller, seen.traced.inputs)
+    return smaller
+
+
+def removed(seen: recoup.Calibration, keep: Tensor) -> float:
+    """The share of the MACs that a mask removes."""
+    whole, left = (cost(seen.structure, seen.model, mask).macs for mask in (None, keep))
+    return 1 - left / whole
 
 
 def open_bench(network: str, options: argparse.Namespace) -> Bench:

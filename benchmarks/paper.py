@@ -13,24 +13,54 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import recoup
-from recoup.data import open_data
-from recoup.models import open_model
-from recoup.settings import Settings, find_preset
-from recoup.structure.cost import cost
-from recoup.structure.verify import prove
+from recoup.channels.cost import cost
+from recoup.cli.data import open_data
+from recoup.cli.models import open_model
+from recoup.judge.acceptance import ImageAcceptance
+from recoup.methods.registry import EVEN_ODDS
 
-TOLERANCES = (0.5, 1.0, 1.5, 2.0, 2.5)
-PAPER = {0.5: 43.23, 1.0: 50.90, 1.5: 56.77, 2.0: 59.72, 2.5: 65.61}  # FLOPs drop in percent, arXiv 2108.13728
+Method = recoup.Paper | recoup.Released
 Batches = list[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What the paper reports for a tolerance: FLOPs removed, in percent, and points lost on the test images."""
+
+    tolerance: float
+    removed: float
+    test_drop: float
+
+
+# arXiv 2108.13728, VGG-16 on CIFAR-10. The tolerance is what may be lost on validation images, not what was lost.
+PUBLISHED = (
+    Published(0.5, 43.23, 0.45),
+    Published(1.0, 50.90, 0.80),
+    Published(1.5, 56.77, 1.30),
+    Published(2.0, 59.72, 1.72),
+    Published(2.5, 65.61, 2.09),
+)
+# 0.20 GPU hours for one tolerance.
+PUBLISHED_SECONDS = 720
+PUBLISHED_WITH = "its authors' GPU, 40,000 images"
+TOLERANCES = tuple(published.tolerance for published in PUBLISHED)
+METHODS: dict[str, type[Method]] = {"paper": recoup.Paper, "released": recoup.Released}
+FIELDS = ("ridge", "weighting", "order", "constraint", "selector", "positions")
+SEARCH = "paper's search (our run)"
+# The stages that are timed for one tolerance; the first trace of a process is mostly the start-up of torch.export.
+STAGES = ("calibrate", "select", "search", "finish")
+# What rows were made with that do not say so.
+DEVICE, IMAGES = "NVIDIA H200", 20_000
+RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
@@ -39,12 +69,14 @@ def main() -> None:
     model = opened.model.to(options.device)
     splits = {name: resident(options, opened.input, name) for name in ("validation", "test")}
     rows: list[dict[str, Any]] = []
+    made_with = {"device": device_name(options.device), "images": options.images}
     for seed in range(options.seeds):
         batches = resident(options, opened.input, "calibration", limit=options.images, seed=seed)
-        settings = settings_of(options, seed)
-        rows += one_sample(model, batches, splits, settings, options.tolerances, keep_class=options.keep_class)
-    print(json.dumps({"device": device_name(options.device), "preset": options.preset, "rows": rows}))
-    print(table(rows, PAPER if options.model == "recoup:vgg16_bn" else {}))
+        method = method_of(options, seed)
+        found = one_sample(model, batches, splits, method, options.tolerances, keep_class=options.keep_class)
+        rows += [{**row, **made_with} for row in found]
+    print(json.dumps({"device": device_name(options.device), "method": options.method, "rows": rows}))
+    print(table(rows, PUBLISHED if options.model == "recoup:vgg16_bn" else ()))
     if options.out:
         Path(options.out).write_text(json.dumps(rows, indent=1))
 
@@ -53,7 +85,7 @@ def one_sample(
     model: nn.Module,
     batches: Batches,
     splits: dict[str, Batches],
-    settings: Settings,
+    method: Method,
     tolerances: Iterable[float],
     *,
     keep_class: bool,
@@ -61,28 +93,24 @@ def one_sample(
     """Rows for every tolerance at one calibration sample."""
     seconds: dict[str, float] = {}
     traced = timed(seconds, "trace", lambda: recoup.trace(model, batches[0], keep_class=keep_class))
-    seen = timed(seconds, "calibrate", lambda: recoup.calibrate(model, traced, batches, settings))
-    rankings = timed(seconds, "select", lambda: recoup.select(seen))
-    base = {name: recoup.accuracy(model, data) for name, data in splits.items()}
+    data = recoup.split(model, batches, held_out=method.holds_out)
+    seen = timed(seconds, "calibrate", lambda: recoup.calibrate(traced, data, method))
+    rankings = timed(seconds, "select", lambda: recoup.rank(seen))
+    acceptance = ImageAcceptance(model, splits["validation"], EVEN_ODDS)
+    test_base = recoup.accuracy(model, splits["test"])
     before = cost(seen.structure, model).macs
-
-    def measure(candidate: nn.Module) -> float:
-        return recoup.accuracy(candidate, splits["validation"])
-
     rows = []
     for tolerance in tolerances:
-        own = dict(seconds)
-        found = timed(own, "search", lambda t=tolerance: recoup.search(model, seen, rankings, measure, t))
-        smaller, proof = timed(
-            own, "finish", lambda f=found: prove(model, recoup.compensate(seen, f.keep), traced.inputs)
-        )
+        own, goal = dict(seconds), recoup.Goal(tolerance=tolerance, validation=splits["validation"])
+        found = timed(own, "search", lambda g=goal: recoup.allocate(seen, rankings, g, acceptance))
+        smaller, proof = timed(own, "finish", lambda f=found: finished(seen, f))
         rows.append(
             {
-                "seed": settings.seed,
+                "seed": method.seed,
                 "tolerance": tolerance,
                 "macs_drop": 100 * (1 - cost(seen.structure, model, found.keep).macs / before),
-                "validation_drop": base["validation"] - recoup.accuracy(smaller, splits["validation"]),
-                "test_drop": base["test"] - recoup.accuracy(smaller, splits["test"]),
+                "validation_drop": acceptance(smaller).drop,
+                "test_drop": test_base - recoup.accuracy(smaller, splits["test"]),
                 "kl": recoup.divergence(smaller, model, splits["test"]),
                 "proof": proof.difference,
                 "seconds": own,
@@ -92,12 +120,22 @@ def one_sample(
     return rows
 
 
-def table(rows: list[dict[str, Any]], paper: Mapping[float, float] = MappingProxyType({})) -> str:
-    """Averages over calibration samples, as Markdown; `paper` adds a column with its FLOPs drops."""
+def finished(seen: recoup.Calibration, allocation: recoup.Allocation) -> tuple[nn.Module, Any]:
+    """The smaller network, and the proof that it is right."""
+    plan = recoup.recover(seen, allocation).plan
+    smaller = recoup.apply(seen.model, plan)
+    return smaller, recoup.verify(seen.model, plan, smaller, seen.traced.inputs)
+
+
+def table(rows: Sequence[dict[str, Any]], published: Sequence[Published] = ()) -> str:
+    """Averages over calibration samples, as Markdown; `published` adds columns with the paper's own figures."""
+    figures = {figure.tolerance: figure for figure in published}
+    theirs = "FLOPs drop, paper | test drop, paper | " if published else ""
+    times = f"; paper: {PUBLISHED_SECONDS} on {PUBLISHED_WITH}" if published else ""
     lines = [
-        f"| tolerance | {'FLOPs drop, paper | ' if paper else ''}MACs drop | validation drop (worst) | test drop | "
-        "KL | seconds: statistics + selection + search + finish |",
-        "|---" * (7 if paper else 6) + "|",
+        f"| tolerance | {theirs}MACs drop | validation drop (worst) | test drop | KL | "
+        f"seconds: statistics + selection + search + finish ({made_with(rows)}{times}) |",
+        "|---" * (8 if published else 6) + "|",
     ]
     for tolerance in sorted({row["tolerance"] for row in rows}):
         mine = [row for row in rows if row["tolerance"] == tolerance]
@@ -106,14 +144,44 @@ def table(rows: list[dict[str, Any]], paper: Mapping[float, float] = MappingProx
             return float(sum(row[key] for row in rows) / len(rows))
 
         spread = " / ".join(f"{row['macs_drop']:.1f}" for row in mine)
-        stages = [sum(r["seconds"][s] for r in mine) / len(mine) for s in ("calibrate", "select", "search", "finish")]
+        stages = [sum(r["seconds"][s] for r in mine) / len(mine) for s in STAGES]
         worst = max(row["validation_drop"] for row in mine)
         lines.append(
-            f"| {tolerance} | {f'{paper[tolerance]} | ' if paper else ''}{mean('macs_drop'):.1f} ({spread}) | "
+            f"| {tolerance} | {published_cells(figures, tolerance)}{mean('macs_drop'):.1f} ({spread}) | "
             f"{mean('validation_drop'):.2f} ({worst:.2f}) | {mean('test_drop'):.2f} | {mean('kl'):.3f} | "
             f"{' + '.join(f'{s:.1f}' for s in stages)} = {sum(stages):.1f} |"
         )
     return "\n".join(lines)
+
+
+def published_cells(figures: dict[float, Published], tolerance: float) -> str:
+    """The two cells of the paper's figures; dashes at a tolerance that it has not, nothing where it has none at all."""
+    if not figures:
+        return ""
+    figure = figures.get(tolerance)
+    return "- | - | " if figure is None else f"{figure.removed} | {figure.test_drop:.2f} | "
+
+
+def made_with(rows: Iterable[dict[str, Any]]) -> str:
+    """The machine and the number of calibration images behind some rows."""
+    found = dict.fromkeys((row.get("device", DEVICE), row.get("images", IMAGES)) for row in rows)
+    return " or ".join(f"{device}, {images:,} images" for device, images in found)
+
+
+def seconds_of(row: dict[str, Any]) -> float:
+    """What one tolerance takes, tracing not counted."""
+    return float(sum(row["seconds"][stage] for stage in STAGES))
+
+
+def stored_searches(networks: Iterable[str], folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """The rows of the paper's search that are in the results, each with the name of its network."""
+    paths = {network: folder / f"{network}_cifar10_paper.json" for network in networks}
+    return [
+        {"network": network, **row}
+        for network, path in paths.items()
+        if path.exists()
+        for row in json.loads(path.read_text())
+    ]
 
 
 def resident(options: argparse.Namespace, spec: Any, split: str, limit: int | None = None, seed: int = 0) -> Batches:
@@ -122,14 +190,12 @@ def resident(options: argparse.Namespace, spec: Any, split: str, limit: int | No
     return [(images.to(options.device), labels.to(options.device)) for images, labels in data]
 
 
-def settings_of(options: argparse.Namespace, seed: int) -> Settings:
-    changes: dict[str, Any] = {"seed": seed}
-    for name in ("ridge", "weighting", "order", "constraint", "selector"):
-        if getattr(options, name) is not None:
-            changes[name] = getattr(options, name)
-    if options.positions is not None:
-        changes["positions"] = options.positions or None
-    return dataclasses.replace(find_preset(options.preset), **changes)
+def method_of(options: argparse.Namespace, seed: int) -> Method:
+    """The method with the fields that were said; 0 positions are all of them."""
+    said = {name: getattr(options, name) for name in FIELDS if getattr(options, name) is not None}
+    if "positions" in said:
+        said["positions"] = said["positions"] or None
+    return METHODS[options.method](seed=seed, **said)
 
 
 def timed(seconds: dict[str, float], stage: str, work: Any) -> Any:
@@ -145,14 +211,14 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
 
 
-def parse() -> argparse.Namespace:
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", default=os.environ.get("RECOUP_CIFAR10"), help="folder with cifar-10-batches-py")
     parser.add_argument("--weights", required=True)
     parser.add_argument("--model", default="recoup:vgg16_bn")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--preset", default="paper")
-    parser.add_argument("--images", type=int, default=20_000)
+    parser.add_argument("--method", default="paper", choices=list(METHODS))
+    parser.add_argument("--images", type=int, default=IMAGES)
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tolerances", type=float, nargs="+", default=TOLERANCES)
@@ -164,7 +230,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--selector")
     parser.add_argument("--keep-class", action="store_true", help="prune only what the network's class can hold")
     parser.add_argument("--out")
-    return parser.parse_args()
+    options = parser.parse_args(words)
+    has = {field.name for field in dataclasses.fields(METHODS[options.method])}
+    unknown = [f"--{name}" for name in FIELDS if getattr(options, name) is not None and name not in has]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: no option of the method {options.method}")
+    return options
 
 
 if __name__ == "__main__":

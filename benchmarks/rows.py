@@ -34,8 +34,8 @@ class Outcome:
     """What became of a case; numbers that are not there are None, and `note` says why.
 
     removed: share of the MACs. top1, drops and bound: in points; `top1` on test images, or validation images where
-    there are no others, and so `kl`, in nats. harm: on held-out images. seconds: of making it, by stage in `stages`.
-    Choices go by `validation_drop`, `validation_kl` and `harm`; rows of older files lack the second.
+    there are no others, and so `kl`, in nats. output_error: on held-out images. seconds: of making it, by stage in
+    `stages`. Choices go by `validation_drop`, `validation_kl` and `output_error`; rows of older files lack the second.
     """
 
     removed: float | None = None
@@ -44,7 +44,7 @@ class Outcome:
     test_drop: float | None = None
     kl: float | None = None
     validation_kl: float | None = None
-    harm: float | None = None
+    output_error: float | None = None
     bound: float | None = None
     seconds: float | None = None
     stages: Mapping[str, float] = field(default_factory=dict)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import recoup
-from recoup.models import resnet20, resnet56
+from recoup.cli.models import resnet20, resnet56
 
 
 @pytest.mark.filterwarnings("ignore:.*fewer samples")

@@ -1,19 +1,28 @@
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+import recoup
+from recoup import Budget, Goal
 from recoup.errors import CalibrationError, UsageError
-from recoup.goal import Goal
-from recoup.settings import PRESETS, Budget
+from recoup.methods.registry import acceptance_for, find_method, require_possible
 
 HALF = Budget(macs=0.5)
 
 
-def goal(tolerance=None, budget=None, validation=None, evaluate=None, refine=0.0, preset="best"):
-    return Goal(tolerance, budget, validation, evaluate, refine, PRESETS[preset])
+def goal(tolerance=None, budget=None, validation=None, evaluate=None, method="best"):
+    wanted = Goal(tolerance, budget, validation, evaluate)
+    require_possible(wanted, find_method(method))
+    return wanted
+
+
+def base_of(wanted):
+    """What the model scores by the measure of a goal."""
+    model = nn.Linear(3, 2)
+    data = recoup.split(model, [torch.randn(20, 3)])
+    return lambda: acceptance_for(model, wanted, recoup.Best(), data).base
 
 
 @pytest.mark.parametrize("given", [{}, {"tolerance": 1.0, "budget": HALF}])
@@ -41,7 +50,7 @@ def test_there_is_one_measure():
 @pytest.mark.parametrize("refine", [-1.0, math.inf, math.nan])
 def test_refinement_takes_some_seconds(refine):
     with pytest.raises(UsageError, match="refine must be a number of seconds, 0 or more"):
-        goal(budget=HALF, refine=refine)
+        recoup.Best(refine=refine)
 
 
 def test_validation_is_read_more_than_once():
@@ -49,40 +58,44 @@ def test_validation_is_read_more_than_once():
         goal(1.0, validation=iter([torch.randn(2, 3)]))
 
 
-@pytest.mark.parametrize("preset", ["paper", "released"])
-def test_the_published_search_needs_something_to_measure(preset):
-    with pytest.raises(UsageError, match="a tolerance needs something to measure.*preset='best'"):
-        goal(1.0, preset=preset)
-    assert goal(1.0, evaluate=lambda _: 1.0, preset=preset).tolerance == 1.0
-    assert goal(budget=HALF, preset=preset).budget == HALF
+@pytest.mark.parametrize("method", ["paper", "released"])
+def test_the_published_search_needs_something_to_measure(method):
+    with pytest.raises(UsageError, match="a tolerance needs something to measure.*method='best'"):
+        goal(1.0, method=method)
+    assert goal(1.0, evaluate=lambda _: 1.0, method=method).tolerance == 1.0
+    assert goal(budget=HALF, method=method).budget == HALF
 
 
-@pytest.mark.parametrize("preset", ["paper", "released"])
-def test_the_published_search_knows_no_time(preset):
-    with pytest.raises(UsageError, match="a latency budget needs widths that are measured.*preset='best' or 'fast'"):
-        goal(budget=Budget(latency=0.5), preset=preset)
+@pytest.mark.parametrize("method", ["paper", "released"])
+def test_the_published_search_knows_no_time(method):
+    with pytest.raises(UsageError, match="a latency budget needs widths that are measured.*method='best' or 'fast'"):
+        goal(budget=Budget(latency=0.5), method=method)
     assert goal(budget=Budget(latency=0.5)).budget.of == "latency"
 
 
-@pytest.mark.parametrize("preset", ["best", "fast"])
-def test_the_measured_one_can_do_without(preset):
-    assert goal(1.0, preset=preset).measure is None
+@pytest.mark.parametrize("method", ["best", "fast"])
+def test_the_measured_ones_can_do_without(method):
+    assert goal(1.0, method=method).validation is None
 
 
 def test_the_measure_is_the_callers_or_accuracy():
-    model = nn.Linear(3, 2)
-    assert goal(1.0, evaluate=lambda _: 42).measure(model) == 42.0
-    x = torch.randn(10, 3)
+    assert base_of(goal(1.0, evaluate=lambda _: 42))() == 42.0
+    model, x = nn.Linear(3, 2), torch.randn(10, 3)
+    data = recoup.split(model, [x])
     labels = model(x).argmax(1)
-    assert goal(budget=HALF, validation=[(x, labels)]).measure(model) == 100.0
-    assert goal(budget=HALF, validation=[(x, 1 - labels)]).measure(model) == 0.0
+    for given, expected in ((labels, 100.0), (1 - labels, 0.0)):
+        wanted = goal(budget=HALF, validation=[(x, given)])
+        assert acceptance_for(model, wanted, recoup.Best(), data).base == expected
 
 
 def test_a_measure_that_is_no_number_is_refused():
     with pytest.raises(CalibrationError, match="must return a finite number of points, it returned 'good'"):
-        goal(1.0, evaluate=lambda _: "good").measure(nn.Linear(3, 2))
+        base_of(goal(1.0, evaluate=lambda _: "good"))()
 
 
-def test_settings_of_ones_own_are_taken():
-    settings = replace(PRESETS["fast"], joint=1)
-    assert Goal(1.0, None, None, None, 0.0, settings).settings.joint == 1
+def test_widths_by_hand_are_a_goal_of_their_own():
+    assert Goal(widths={"conv1": 8}).widths == {"conv1": 8}
+    with pytest.raises(UsageError, match=r"widths\['conv1'\] must be a whole number of at least 1, got 0"):
+        Goal(widths={"conv1": 0})
+    with pytest.raises(UsageError, match="min_width must be a whole number of at least 1, got 0"):
+        Goal(budget=HALF, min_width=0)

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import recoup
-from recoup import methods
-from recoup.batches import Inputs
+from recoup import Budget
+from recoup.allocation import timing
+from recoup.allocation.latency import RETRIES
+from recoup.allocation.timing import network_seconds, operation_timings
 from recoup.errors import BudgetError, UsageError
-from recoup.search.latency import RETRIES
-from recoup.settings import PRESETS, Budget, Settings
-from recoup.timing import network_seconds, operation_timings
-from tests.sequence.bench import Fixed
+from recoup.inputs.batches import Inputs
+from tests.recovery.bench import Fixed
 from tests.test_methods import network_and_images
 from tests.timers import Work
 from tests.zoo import seeded
@@ -28,19 +28,19 @@ def machine(monkeypatch):
     """Sets the timers of operations and of whole networks."""
 
     def install(operations, networks=None):
-        monkeypatch.setattr(methods, "operation_timings", functools.partial(operation_timings, timer=operations))
+        monkeypatch.setattr(timing, "operation_timings", functools.partial(operation_timings, timer=operations))
         networks = functools.partial(network_seconds, timer=networks or operations)
-        monkeypatch.setattr(methods, "network_seconds", networks)
+        monkeypatch.setattr(timing, "network_seconds", networks)
 
     return install
 
 
-def pruned(network, share, preset="fast", **options):
+def pruned(network, share, method="fast", **options):
     """The result, and the warnings about time."""
     model, images = network_and_images(network)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        result = recoup.prune(model, list(images.split(50)), preset=preset, budget=Budget(latency=share), **options)
+        result = recoup.prune(model, list(images.split(50)), method=method, budget=Budget(latency=share), **options)
     return result, [str(w.message) for w in caught if "of the time" in str(w.message)]
 
 
@@ -70,7 +70,7 @@ def test_a_network_that_needs_a_standalone_graph_is_timed_in_that_form(machine):
     machine(WORK)
     with seeded(0):
         model, images = Fixed().eval(), torch.randn(60, 3, 8, 8)
-    result = recoup.prune(model, [images], budget=Budget(latency=0.6), preset="fast")
+    result = recoup.prune(model, [images], budget=Budget(latency=0.6), method="fast")
     assert result.report.form is not None
     before, after = network_seconds([model, result.model], Inputs((images,), {}), WORK)
     assert after <= 0.6 * before
@@ -133,7 +133,7 @@ def test_the_report_tells_the_time(machine):
 def test_other_budgets_take_no_time(machine):
     machine(lambda run, device: pytest.fail("nothing is to be timed"))
     model, images = network_and_images("plain")
-    report = recoup.prune(model, [images], budget=Budget(macs=0.7), preset="fast").report
+    report = recoup.prune(model, [images], budget=Budget(macs=0.7), method="fast").report
     assert report.latency is None
     assert report.to_json()["latency"] is None
     assert "time of a batch" not in str(report)
@@ -160,11 +160,11 @@ def test_the_first_batch_as_it_was_given_is_what_is_timed(monkeypatch):
         seen.append(inputs.size)
         return network_seconds(models, inputs, WORK)
 
-    monkeypatch.setattr(methods, "operation_timings", timings)
-    monkeypatch.setattr(methods, "network_seconds", networks)
+    monkeypatch.setattr(timing, "operation_timings", timings)
+    monkeypatch.setattr(timing, "network_seconds", networks)
     model, images = network_and_images("plain")
     batches = [(images[:7], torch.zeros(7)), (images[7:], torch.zeros(293))]
-    recoup.prune(model, batches, budget=Budget(latency=0.9), preset="fast")
+    recoup.prune(model, batches, budget=Budget(latency=0.9), method="fast")
     assert set(seen) == {7}
 
 
@@ -174,11 +174,11 @@ def test_a_budget_out_of_reach_is_refused(machine):
         pruned("plain", 0.5)
 
 
-@pytest.mark.parametrize("settings", [PRESETS["paper"], PRESETS["released"], Settings(recovery="sequence")])
-def test_the_published_search_knows_no_time(machine, settings):
+@pytest.mark.parametrize("method", ["paper", "released", recoup.Paper(selector="backward")])
+def test_the_published_search_knows_no_time(machine, method):
     machine(lambda run, device: pytest.fail("nothing is to be timed"))
-    with pytest.raises(UsageError, match="a latency budget needs widths that are measured.*preset='best' or 'fast'"):
-        pruned("plain", 0.5, settings)
+    with pytest.raises(UsageError, match="a latency budget needs widths that are measured.*method='best' or 'fast'"):
+        pruned("plain", 0.5, method)
 
 
 def test_a_graph_that_serves_one_batch_size_only_cannot_be_timed():

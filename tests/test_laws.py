@@ -15,24 +15,29 @@ from hypothesis import given, settings
 from torch import nn
 
 import recoup
-from recoup.batches import inputs_of
-from recoup.prune import trace
-from recoup.recover import compensate
-from recoup.settings import Settings
-from recoup.structure.verify import outputs, prove
+from recoup.inputs.batches import inputs_of
+from recoup.surgery.verify import outputs
 from tests.oracles import least_squares, records_of, unfolded
 from tests.zoo import ZOO
 
-EXACT = Settings(weighting="none", ridge=0.0, positions=None)
+EXACT = recoup.Paper(weighting="none", ridge=0.0, positions=None)
 names = pytest.mark.parametrize("name", ZOO)
 widths, seeds = st.integers(2, 7), st.integers(0, 10_000)
 
 
 @functools.lru_cache(maxsize=32)
-def calibrated(name, width, settings_=EXACT):
-    entry = ZOO[name]
-    model = entry.build(width)
-    return model, recoup.calibrate(model, trace(model, entry.batch()), [entry.batch()], settings_)
+def calibrated(name, width, method=EXACT):
+    traced = traced_once(name, width)
+    return traced.standalone.model, calibration(traced, [ZOO[name].batch()], method)
+
+
+def calibration(traced, batches, method):
+    """Statistics on all of `batches`."""
+    return recoup.calibrate(traced, recoup.split(traced.standalone.model, batches, held_out=False), method)
+
+
+def plan_for(seen, keep):
+    return recoup.recover(seen, keep).plan
 
 
 def draw_keep(structure, seed):
@@ -61,7 +66,7 @@ def relative(actual, expected):
 @names
 def test_keeping_everything_is_the_identity(name):
     model, seen = calibrated(name, 5)
-    smaller = recoup.apply(model, compensate(seen, seen.structure.keep_all()))
+    smaller = recoup.apply(model, plan_for(seen, seen.structure.keep_all()))
     assert all(torch.equal(a, b) for a, b in zip(run(smaller, name), run(model, name), strict=True))
 
 
@@ -69,9 +74,11 @@ def test_keeping_everything_is_the_identity(name):
 @given(width=widths, seed=seeds)
 @settings(max_examples=20, deadline=None)
 def test_sliced_equals_masked(name, width, seed):
-    model, seen = calibrated(name, width, Settings())
+    model, seen = calibrated(name, width, recoup.Paper())
     keep = draw_keep(seen.structure, seed)
-    smaller, proof = prove(model, compensate(seen, keep), seen.traced.inputs)
+    plan = plan_for(seen, keep)
+    smaller = recoup.apply(model, plan)
+    proof = recoup.verify(model, plan, smaller, seen.traced.inputs)
     assert proof.difference < 1e-10
     assert seen.traced.form is not None or type(smaller) is type(model)
     for group in seen.structure.groups:
@@ -92,22 +99,24 @@ def test_copies_of_kept_channels_lose_nothing(name, width, seed):
     entry, (host, traced) = ZOO[name], traced_copy(name, width)
     keep, twin = with_twins(traced.structure, draw_keep(traced.structure, seed))
     make_copies(host, traced.structure, twin)
-    seen = recoup.calibrate(host, traced, [entry.batch(60)], Settings(weighting="none", ridge=1e-13, positions=None))
-    smaller = recoup.apply(host, compensate(seen, keep))
+    method = recoup.Paper(weighting="none", ridge=1e-13, positions=None)
+    seen = calibration(traced, [entry.batch(60)], method)
+    smaller = recoup.apply(host, plan_for(seen, keep))
     assert relative(run(smaller, name, 60, 1), run(host, name, 60, 1)) < 1e-7
 
 
 @functools.cache
 def traced_once(name, width):
     entry = ZOO[name]
-    return trace(entry.build(width), entry.batch())
+    return recoup.trace(entry.build(width), entry.batch())
 
 
 def traced_copy(name, width):
     """What is worked on, and its structure, to be changed at will."""
     traced = traced_once(name, width)
     if traced.form is None:
-        return ZOO[name].build(width), traced
+        model = ZOO[name].build(width)
+        return model, dataclasses.replace(traced, standalone=dataclasses.replace(traced.standalone, model=model))
     form = dataclasses.replace(traced.form)
     form.__dict__.update(host=copy.deepcopy(traced.form.host), scaling=traced.form.scaling)
     return form.host, dataclasses.replace(traced, standalone=form)
@@ -165,8 +174,9 @@ def test_channels_affine_in_kept_ones_lose_nothing(seed, width, ridge):
         "pk,kchw->pchw", torch.randn(width - 3, 3).double(), model[0].weight.data[:3]
     )
     x = torch.randn(30, 3, 6, 6, dtype=torch.float64)
-    seen = recoup.calibrate(model, trace(model, x), [x], Settings(weighting="none", ridge=ridge, positions=None))
-    smaller = recoup.apply(model, compensate(seen, {"0": keep}))
+    method = recoup.Paper(weighting="none", ridge=ridge, positions=None)
+    seen = calibration(recoup.trace(model, x), [x], method)
+    smaller = recoup.apply(model, plan_for(seen, {"0": keep}))
     with torch.no_grad():
         assert relative([smaller(x)], [model(x)]) < 1e-8
 
@@ -189,7 +199,7 @@ def test_closed_form_is_least_squares_on_the_raw_activations(name, layer):
     group = next(g for g in structure.prunable if layer in g.consumers)
     keep = structure.keep_all()
     keep[group.start] = False
-    plan = compensate(seen, keep)
+    plan = plan_for(seen, keep)
     x, y = records_of(model, layer, entry.batch())
     rows = unfolded(x, model.get_submodule(layer))
     kept = structure.keep_indices(consumer.inputs, keep).repeat_interleave(consumer.kernel)
@@ -243,15 +253,15 @@ class InPlace(nn.Module):
         return self.body(x.sub_(0.5).div_(0.25))
 
 
-@pytest.mark.parametrize("preset", ["paper", "best"])
+@pytest.mark.parametrize("method", ["paper", "best"])
 @pytest.mark.parametrize(
     "goal", [{"budget": recoup.Budget(macs=0.6)}, {"tolerance": 90.0}], ids=["budget", "tolerance"]
 )
-def test_the_callers_images_are_untouched_by_a_network_that_writes_into_them(preset, goal):
+def test_the_callers_images_are_untouched_by_a_network_that_writes_into_them(method, goal):
     images, checked = ZOO["plain"].batch(60), ZOO["plain"].batch(60, seed=2)
     before = images.clone(), checked.clone()
     validation = {"validation": [(checked, torch.arange(60) % 4)]} if "tolerance" in goal else {}
-    result = recoup.prune(InPlace(), [images], preset=preset, **goal, **validation)
+    result = recoup.prune(InPlace(), [images], method=method, **goal, **validation)
     assert torch.equal(images, before[0])
     assert torch.equal(checked, before[1])
     assert result.report.proof.difference <= result.report.proof.allowed
@@ -267,15 +277,15 @@ def test_a_network_that_writes_into_its_images_is_judged_on_what_it_was_given():
 
 
 @pytest.mark.parametrize("block", ["a", "b"])
-@pytest.mark.parametrize("preset", ["paper", "fast", "best"])
-def test_a_block_that_is_dead_inside_goes_down_to_one_channel(preset, block):
+@pytest.mark.parametrize("method", ["paper", "fast", "best"])
+def test_a_block_that_is_dead_inside_goes_down_to_one_channel(method, block):
     """Whatever it reads, the second layer of the block has seen nothing but zeros."""
     model = ZOO["residual"].build(6)
     norm = model.get_submodule(block)[0][1]
     nn.init.zeros_(norm.weight)
     nn.init.constant_(norm.bias, -1.0)
     images = ZOO["residual"].batch(60)
-    result = recoup.prune(model, [images], budget=recoup.Budget(macs=0.6), preset=preset)
+    result = recoup.prune(model, [images], budget=recoup.Budget(macs=0.6), method=method)
     assert {group.name: group.after for group in result.report.groups}[f"{block}.0.0"] == 1
     assert result.report.proof.difference <= result.report.proof.allowed
     assert all(p.isfinite().all() for p in result.model.parameters())

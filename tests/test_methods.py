@@ -1,7 +1,8 @@
 import functools
 import math
+import re
 import warnings
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -9,21 +10,17 @@ import torch.nn.functional as F
 from torch import nn
 
 import recoup
-from recoup import methods
-from recoup.batches import Stream
+from recoup import Budget, Recovered
+from recoup.channels.cost import cost
 from recoup.errors import BudgetError, CalibrationError, UsageError
-from recoup.goal import Goal
-from recoup.judging.harm import Reference
-from recoup.judging.sample import sample_of
-from recoup.methods import Measured, Published, method_for
-from recoup.progress import silent
-from recoup.settings import PRESETS, Budget, Settings
-from recoup.structure.cost import cost
-from recoup.variants import Chosen, Recoverer
-from tests.sequence.bench import Fixed
+from recoup.judge.output_error import Reference
+from recoup.methods import measured as measured_methods
+from recoup.methods import registry
+from recoup.recovery import choose
+from tests.recovery.bench import Fixed
 from tests.zoo import conv_bn, seeded
 
-PRESETS_BEYOND = pytest.mark.parametrize("preset", ["best", "fast"])
+MEASURED = pytest.mark.parametrize("method", ["best", "fast"])
 
 
 def plain():
@@ -73,22 +70,22 @@ def labelled(model, images):
     return [(images[:100], labels[:100]), (images[100:], labels[100:])]
 
 
-def pruned(network, preset="fast", **options):
+def pruned(network, method="fast", **options):
     model, images = network_and_images(network)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return recoup.prune(model, list(images.split(64)), preset=preset, **options)
+        return recoup.prune(model, list(images.split(64)), method=method, **options)
 
 
 @functools.cache
-def halved(network, preset):
-    return pruned(network, preset, budget=Budget(macs=0.5))
+def halved(network, method):
+    return pruned(network, method, budget=Budget(macs=0.5))
 
 
 @networks
-@PRESETS_BEYOND
-def test_a_budget_of_macs_is_met_and_not_by_much(network, preset):
-    report = halved(network, preset).report
+@MEASURED
+def test_a_budget_of_macs_is_met_and_not_by_much(network, method):
+    report = halved(network, method).report
     assert 0.45 * report.before.macs < report.after.macs <= 0.5 * report.before.macs
     assert report.score is None
 
@@ -105,34 +102,34 @@ def test_a_budget_of_parameters_is_met(network):
 def test_the_callers_model_is_unchanged(network):
     model, _ = network_and_images(network)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    pruned(network, "best", budget=Budget(macs=0.6), refine=0.2)
+    pruned(network, recoup.Best(refine=0.2), budget=Budget(macs=0.6))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(module.training for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @networks
-@PRESETS_BEYOND
-def test_the_plan_is_the_variant_that_harms_held_out_images_least(network, preset):
+@MEASURED
+def test_the_plan_is_the_recovery_that_errs_least_on_held_out_images(network, method):
     model, images = network_and_images(network)
-    result = halved(network, preset)
-    sample = sample_of(model, list(images.split(64)))
-    reference = Reference(recoup.trace(model, images).standalone.host, sample.judging())
+    result = halved(network, method)
+    data = recoup.split(model, list(images.split(64)))
+    reference = Reference(recoup.trace(model, images).standalone.host, data.held_out())
     assert result.report.held_out.keys() == {"one pass", "in sequence"}
-    assert reference.harm(result.plan.weights) == pytest.approx(min(result.report.held_out.values()), rel=1e-4)
+    assert reference.error(result.plan.weights) == pytest.approx(min(result.report.held_out.values()), rel=1e-4)
 
 
 @networks
-def test_measured_widths_and_recovery_in_sequence_harm_less_than_the_published_way(network):
+def test_measured_widths_and_recovery_in_sequence_err_less_than_the_published_way(network):
     """Much less along a residual stream; in a chain of two layers there is little to gain."""
     model, images = network_and_images(network)
     with seeded(1):
         fresh = [torch.randn(500, 3, 8, 8)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        published = recoup.prune(model, [images], budget=Budget(macs=0.5), preset="paper")
-    harms = [recoup.divergence(r.model, model, fresh) for r in (halved(network, "best"), published)]
-    assert harms[0] < {"plain": 1.1, "residual": 0.95}[network] * harms[1]
+        published = recoup.prune(model, [images], budget=Budget(macs=0.5), method="paper")
+    errors = [recoup.divergence(r.model, model, fresh) for r in (halved(network, "best"), published)]
+    assert errors[0] < {"plain": 1.1, "residual": 0.95}[network] * errors[1]
     assert not published.report.held_out
 
 
@@ -156,14 +153,14 @@ def test_groups_are_measured_on_all_held_out_images_and_on_enough_for_a_toleranc
         "budget": {"budget": Budget(macs=0.5)},
         "tolerance": {"tolerance": 40.0, "validation": labelled(model, images)},
     }
-    asked, allocate = [], methods.allocator
+    asked, measure = [], measured_methods.measure_errors
 
-    def spied(model, seen, rankings, reference, *rest):
+    def spied(seen, rankings, widths, reference, *rest):
         asked.append(sum(batch.size for batch in reference._batches))
-        return allocate(model, seen, rankings, reference, *rest)
+        return measure(seen, rankings, widths, reference, *rest)
 
-    monkeypatch.setattr(methods, "allocator", spied)
-    monkeypatch.setattr(methods, "ENOUGH_IMAGES", enough)
+    monkeypatch.setattr(measured_methods, "measure_errors", spied)
+    monkeypatch.setattr(measured_methods, "ENOUGH_IMAGES", enough)
     for goal in measured:
         pruned("plain", **goals[goal])
     assert asked == list(measured.values())
@@ -173,20 +170,20 @@ def test_with_more_confidence_less_is_pruned():
     model, images = network_and_images("plain")
     shares = []
     for confidence in (None, 0.999):
-        settings = replace(PRESETS["fast"], confidence=confidence)
-        shares.append(pruned("plain", settings, tolerance=10.0, validation=labelled(model, images)).report.macs_removed)
+        fast = recoup.Fast(confidence=confidence)
+        shares.append(pruned("plain", fast, tolerance=10.0, validation=labelled(model, images)).report.macs_removed)
     assert shares[0] > shares[1]
 
 
-@pytest.mark.parametrize(("network", "preset"), [("plain", "best"), ("residual", "fast")])
-def test_without_labels_a_tolerance_is_on_the_agreement_with_the_original(network, preset):
+@pytest.mark.parametrize(("network", "method"), [("plain", "best"), ("residual", "fast")])
+def test_without_labels_a_tolerance_is_on_the_agreement_with_the_original(network, method):
     model, images = network_and_images(network)
-    result = pruned(network, preset, tolerance=40.0)
+    result = pruned(network, method, tolerance=40.0)
     score = result.report.score
     assert score.before == 100.0
     assert 60.0 < score.after <= 100.0
-    sample = sample_of(model, list(images.split(64)))
-    held = torch.cat([sample.batches[place].args[0] for place in sample.held])
+    data = recoup.split(model, list(images.split(64)))
+    held = torch.cat([data.batches[place].args[0] for place in data.held])
     with torch.no_grad():
         same = (model(held).argmax(1) == result.model(held).argmax(1)).double().mean()
     assert score.after == pytest.approx(100 * float(same), abs=1.0)
@@ -219,14 +216,14 @@ def test_joint_refits_are_tried_on_a_bolder_share_first_and_on_larger_ones_where
 
 
 def test_the_quick_plan_stays_where_none_in_full_passes(monkeypatch):
-    plain = Recoverer.plan
+    full = measured_methods.recover_in_full
 
-    def plan(self, keep, progress=silent, *, quick=False):
-        chosen = plain(self, keep, progress, quick=quick)
-        zeros = {name: torch.zeros_like(value) for name, value in chosen.plan.weights.items()}
-        return chosen if quick else Chosen(replace(chosen.plan, weights=zeros), chosen.harms)
+    def ruined(seen, keep, progress):
+        recovered = full(seen, keep, progress)
+        zeros = {name: torch.zeros_like(value) for name, value in recovered.plan.weights.items()}
+        return Recovered(replace(recovered.plan, weights=zeros), recovered.errors)
 
-    monkeypatch.setattr(Recoverer, "plan", plan)
+    monkeypatch.setattr(measured_methods, "recover_in_full", ruined)
     model, images = network_and_images("plain")
     batches = labelled(model, images)
     result = pruned("plain", "best", tolerance=40.0, validation=batches)
@@ -262,22 +259,22 @@ def test_a_measure_is_reported_with_a_budget_too():
     assert (score.before, score.after) == (7.0, 7.0)
 
 
-def test_refinement_takes_about_as_long_as_it_may_and_does_no_harm():
+def test_refinement_takes_about_as_long_as_it_may_and_does_not_hurt():
     model, images = network_and_images("residual")
-    result = pruned("residual", budget=Budget(macs=0.5), refine=2.0)
+    result = pruned("residual", recoup.Fast(refine=2.0), budget=Budget(macs=0.5))
     assert 1.8 < result.report.seconds["recover"] < 2.0 + 3.0
-    harms = result.report.held_out
-    assert harms.keys() == {"one pass", "in sequence", "refined"}
-    sample = sample_of(model, list(images.split(64)))
-    reference = Reference(recoup.trace(model, images).standalone.host, sample.judging())
-    assert reference.harm(result.plan.weights) == pytest.approx(min(harms.values()), rel=1e-4)
+    errors = result.report.held_out
+    assert errors.keys() == {"one pass", "in sequence", "refined"}
+    data = recoup.split(model, list(images.split(64)))
+    reference = Reference(recoup.trace(model, images).standalone.host, data.held_out())
+    assert reference.error(result.plan.weights) == pytest.approx(min(errors.values()), rel=1e-4)
     assert result.report.after.macs <= 0.5 * result.report.before.macs
 
 
 def test_after_refinement_a_tolerance_is_measured_again():
     model, images = network_and_images("plain")
     batches = labelled(model, images)
-    result = pruned("plain", tolerance=40.0, validation=batches, refine=0.5)
+    result = pruned("plain", recoup.Fast(refine=0.5), tolerance=40.0, validation=batches)
     assert result.report.macs_removed > 0
     assert result.report.score.after == pytest.approx(recoup.accuracy(result.model, batches), abs=0.5)
     assert result.report.score.trials
@@ -288,44 +285,44 @@ def test_a_refinement_beyond_the_tolerance_is_left_out(monkeypatch):
     model, images = network_and_images("plain")
     batches = labelled(model, images)
 
-    def ruined(self, chosen, keep, seconds, progress):
-        zeros = {name: torch.zeros_like(value) for name, value in chosen.plan.weights.items()}
-        return Chosen(replace(chosen.plan, weights=zeros), {**chosen.harms, "refined": 0.0})
+    def ruined(seen, recovered, keep, progress):
+        zeros = {name: torch.zeros_like(value) for name, value in recovered.plan.weights.items()}
+        return Recovered(replace(recovered.plan, weights=zeros), {**recovered.errors, "refined": 0.0})
 
-    monkeypatch.setattr(Recoverer, "refined", ruined)
-    with pytest.warns(UserWarning, match="refinement is left out"):
+    monkeypatch.setattr(measured_methods, "refined", ruined)
+    with pytest.warns(recoup.RecoupWarning, match="refinement is left out"):
         result = recoup.prune(
-            model, list(images.split(64)), preset="fast", tolerance=40.0, validation=batches, refine=0.1
+            model, list(images.split(64)), method=recoup.Fast(refine=0.1), tolerance=40.0, validation=batches
         )
     assert result.report.score.drop < 40.0 and result.report.macs_removed > 0
     assert "refined" not in result.report.held_out
 
 
-@PRESETS_BEYOND
-def test_a_tolerance_that_so_few_images_cannot_vouch_for_is_refused_before_the_work(preset):
+@MEASURED
+def test_a_tolerance_that_so_few_images_cannot_vouch_for_is_refused_before_the_work(method):
     model, images = network_and_images("plain")
     told = []
     with pytest.raises(CalibrationError, match=r"300 images cannot tell .* Give at least 542 validation images"):
         batches = labelled(model, images)
-        pruned("plain", preset, tolerance=0.5, validation=batches, progress=lambda *step: told.append(step))
+        pruned("plain", method, tolerance=0.5, validation=batches, progress=lambda *step: told.append(step))
     assert not told
     with pytest.raises(CalibrationError, match=r"\d+ images cannot tell with 95% confidence"):
-        pruned("plain", preset, tolerance=0.5)
+        pruned("plain", method, tolerance=0.5)
 
 
-@pytest.mark.parametrize("preset", ["best", "paper"])
-def test_what_cannot_be_measured_is_refused_before_the_work(preset):
+@pytest.mark.parametrize("method", ["best", "paper"])
+def test_what_cannot_be_measured_is_refused_before_the_work(method):
     told, images = [], network_and_images("plain")[1]
     with pytest.raises(CalibrationError, match="labels must be"):
         wrong = [(images, torch.zeros(len(images), 6))]
-        pruned("plain", preset, budget=Budget(macs=0.5), validation=wrong, progress=lambda *step: told.append(step))
+        pruned("plain", method, budget=Budget(macs=0.5), validation=wrong, progress=lambda *step: told.append(step))
     assert not told
 
 
-@pytest.mark.parametrize("preset", ["fast", "paper"])
-def test_a_budget_with_images_without_labels_reports_agreement(preset):
+@pytest.mark.parametrize("method", ["fast", "paper"])
+def test_a_budget_with_images_without_labels_reports_agreement(method):
     model, images = network_and_images("plain")
-    result = pruned("plain", preset, budget=Budget(macs=0.6), validation=[images])
+    result = pruned("plain", method, budget=Budget(macs=0.6), validation=[images])
     with torch.no_grad():
         same = (result.model(images).argmax(1) == model(images).argmax(1)).double().mean()
     assert result.report.score.what == "agreement"
@@ -350,15 +347,17 @@ def test_where_accuracy_is_measured_the_outputs_are_class_scores(monkeypatch, va
     model, images = network_and_images("plain")
     given = {"images": [images], "labelled": labelled(model, images), None: None}
 
-    def ask(*args, are_classes):
-        assert are_classes == expected
+    monkeypatch.setattr(choose, "makes_classes", lambda *_: False)
+
+    def ask(seen, *_):
+        assert (choose._scoring_head(seen) is not None) == expected
         raise AskedError
 
-    monkeypatch.setattr("recoup.methods.Recoverer", ask)
+    monkeypatch.setattr(registry.Fast, "allocate", lambda self, seen, *_: ask(seen))
     with pytest.raises(AskedError):
         recoup.prune(
             model, given["labelled"], validation=given[validated], budget=Budget(macs=0.5),
-            preset=replace(PRESETS["fast"], outputs=outputs),
+            method=recoup.Fast(outputs=outputs),
         )  # fmt: skip
 
 
@@ -368,8 +367,8 @@ def test_that_nothing_was_pruned_is_said():
     def never(candidate):
         return 90.0 if candidate is model else 0.0
 
-    with pytest.warns(UserWarning, match="nothing was pruned"):
-        result = recoup.prune(model, list(images.split(64)), preset="fast", tolerance=0.5, evaluate=never)
+    with pytest.warns(recoup.RecoupWarning, match="nothing was pruned"):
+        result = recoup.prune(model, list(images.split(64)), method="fast", tolerance=0.5, evaluate=never)
     assert result.report.macs_removed == 0.0
 
 
@@ -396,52 +395,69 @@ def test_too_few_images_are_refused():
 
 
 def test_a_selector_without_a_loss_is_refused():
-    with pytest.raises(UsageError, match="measured allocation needs a selector that knows the loss"):
-        pruned("plain", replace(PRESETS["fast"], selector="l2"), budget=Budget(macs=0.5))
-
-
-def test_the_binary_search_of_a_budget_may_be_combined_with_recovery_in_sequence():
-    settings = Settings(recovery="sequence", selector="l2")
-    result = pruned("plain", settings, budget=Budget(macs=0.5))
-    shares = [row.after / row.before for row in result.report.groups if not row.locked]
-    assert max(shares) - min(shares) < 0.15
-    assert "in sequence" in result.report.held_out
+    with pytest.raises(UsageError, match="measured widths need a selector that knows the loss"):
+        pruned("plain", recoup.Fast(selector="l2"), budget=Budget(macs=0.5))
 
 
 @pytest.mark.parametrize(
-    ("settings", "refine", "expected"),
+    ("kind", "field"),
     [
-        (PRESETS["paper"], 0.0, Published),
-        (PRESETS["released"], 0.0, Published),
-        (PRESETS["paper"], 1.0, Measured),
-        (PRESETS["best"], 0.0, Measured),
-        (replace(PRESETS["paper"], recovery="sequence"), 0.0, Measured),
-        (replace(PRESETS["fast"], recovery="once"), 0.0, Measured),
+        (recoup.Best, "order"),
+        (recoup.Best, "joint_steps"),
+        (recoup.Fast, "steps"),
+        (recoup.Paper, "refine"),
+        (recoup.Paper, "confidence"),
+        (recoup.Released, "weighting"),
     ],
 )
-def test_the_settings_say_which_way(settings, refine, expected):
-    model, images = network_and_images("plain")
-    goal = Goal(None, Budget(macs=0.5), None, None, refine, settings)
-    assert type(method_for(model, recoup.trace(model, images), Stream([images]), goal, None, silent)) is expected
+def test_a_field_that_a_method_does_not_have_cannot_be_passed(kind, field):
+    with pytest.raises(TypeError, match=field):
+        kind(**{field: 1})
+
+
+def test_fast_has_the_fields_of_best_and_released_those_of_paper_but_one():
+    names = {
+        kind: [field.name for field in fields(kind)] for kind in map(type, map(registry.find_method, registry.METHODS))
+    }
+    assert names[recoup.Fast] == names[recoup.Best]
+    assert [*names[recoup.Released], "weighting"] == [name for name in names[recoup.Paper] if name != "weighting"] + [
+        "weighting"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: recoup.Best(confidence=0.2), "confidence must be None or lie from 0.5 to below 1, got 0.2"),
+        (lambda: recoup.Best(outputs="logits"), "unknown outputs 'logits'; there are auto, classes, values"),
+        (lambda: recoup.Fast(multiple_of=0), "multiple_of must be a whole number of at least 1, got 0"),
+        (lambda: recoup.Best(selector="nearest"), "unknown selector 'nearest'"),
+        (lambda: recoup.Paper(order="sideways"), "unknown order 'sideways'; there are bottom-up, top-down, random"),
+        (lambda: recoup.Paper(steps=0), "steps must be a whole number of at least 1, got 0"),
+        (lambda: recoup.Paper(weighting="steep"), "unknown weighting 'steep'"),
+        (lambda: recoup.Released(ridge=-1.0), "ridge must be a number of at least 0, got -1.0"),
+        (lambda: recoup.Released(positions=0), "positions must be a whole number of at least 1, got 0"),
+        (
+            lambda: registry.find_method("beste"),
+            "unknown method 'beste'; there are best, fast, paper, released. Did you mean 'best'",
+        ),
+        (lambda: registry.find_method(recoup.Best), "method must be a name or a value such as recoup.Best()"),
+    ],
+)
+def test_fields_that_make_no_sense_are_refused(make, told):
+    with pytest.raises(UsageError, match=re.escape(told)):
+        make()
 
 
 def test_a_graph_that_serves_one_batch_size_only_is_pruned_the_published_way():
     with seeded(0):
         model, images = Fixed().eval(), torch.randn(40, 3, 8, 8)
-    with pytest.warns(
-        UserWarning, match="widths are not measured, layers are refitted in one pass, nothing is refined"
-    ):
-        result = recoup.prune(model, [images], budget=Budget(macs=0.5))
+    with pytest.warns(recoup.RecoupWarning, match="the paper's method is used: widths are not measured, layers are"):
+        result = recoup.prune(model, [images], budget=Budget(macs=0.5), method=recoup.Best(multiple_of=2, seed=3))
     assert not result.report.held_out
     assert result.report.after.macs <= 0.5 * result.report.before.macs
-    said = result.report.settings
-    assert (said["search"], said["rounds"], said["recovery"], said["joint"], said["confidence"]) == (
-        "binary",
-        1,
-        "once",
-        0,
-        None,
-    )
+    said = result.report.method
+    assert (said["name"], said["multiple_of"], said["seed"], said["selector"]) == ("Paper", 2, 3, "backward")
 
 
 def test_the_result_costs_what_the_structure_says():
@@ -454,6 +470,6 @@ def test_the_result_costs_what_the_structure_says():
 
 def test_progress_is_told_of_every_stage():
     stages = []
-    pruned("plain", "best", tolerance=40.0, refine=0.2, progress=lambda stage, *_: stages.append(stage))
-    expected = ["calibrate", "select", "measure groups", "search", "recover", "refine"]
+    pruned("plain", recoup.Best(refine=0.2), tolerance=40.0, progress=lambda stage, *_: stages.append(stage))
+    expected = ["calibrate", "rank", "measure groups", "search", "recover", "refine"]
     assert [stage for stage in dict.fromkeys(stages) if stage in expected] == expected

@@ -11,12 +11,17 @@ from tests.torchvision_operators import define_missing_torchvision_operators
 define_missing_torchvision_operators()
 import torchvision  # noqa: E402
 
+# Layers of 4608 inputs take the default a minute to rank on one core; surgery and export do not depend on the order.
+BY_NORM = recoup.Paper(selector="l2")
 
-@pytest.mark.parametrize(("name", "size"), [("resnet18", 64), ("mobilenet_v2", 64), ("squeezenet1_1", 64)])
-def test_half_the_macs_go_and_the_rest_exports(name, size, tmp_path):
+
+@pytest.mark.parametrize(
+    ("name", "size", "method"), [("resnet18", 64, BY_NORM), ("mobilenet_v2", 64, "best"), ("squeezenet1_1", 64, "best")]
+)
+def test_half_the_macs_go_and_the_rest_exports(name, size, method, tmp_path):
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, weights=None, num_classes=10).eval()
-    result = recoup.prune(model, [torch.randn(8, 3, size, size)], budget=recoup.Budget(macs=0.5))
+    result = recoup.prune(model, [torch.randn(8, 3, size, size)], budget=recoup.Budget(macs=0.5), method=method)
     assert 0.5 <= result.report.macs_removed < 0.6
     assert result.report.proof.difference < 1e-10
     smaller, x = result.model, torch.randn(2, 3, size, size)

@@ -1,4 +1,4 @@
-"""Recoup's side: trace, rank by magnitude, take half of the MACs, prove. All use of Recoup is in this file."""
+"""Recoup's side: trace, rank by magnitude, take half of the MACs, verify. All use of Recoup is in this file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from benchmarks.zoo.counting import SAMPLES, Observed, observe
 from benchmarks.zoo.rows import OurRow, Reason, brief
 from benchmarks.zoo.suites import Spec
 from recoup.algebra.selection import Ranking
-from recoup.search.widths import Widths
-from recoup.structure.cost import cost, macs_by_call
-from recoup.structure.groups import Group, Structure
-from recoup.structure.trace import Traced, plain_cut
-from recoup.structure.verify import prove
+from recoup.allocation.widths import Widths
+from recoup.channels.cost import cost, macs_by_call
+from recoup.channels.groups import Group, Structure
+from recoup.tracing.trace import Traced, plain_cut
 
 BISECTIONS = 12  # one channel in 4096
 REASONS_SHOWN = 3
@@ -73,13 +72,13 @@ def _examine(spec: Spec, seconds: dict[str, float]) -> OurRow:
     structure = traced.structure
     if not structure.prunable:
         return _with_locks(start, structure, max(0, before.macs - cost(structure, model).macs))
-    widths = _widths(traced.host(model), structure)
+    widths = _widths(traced.host, structure)
     span = _span(model, traced, widths, before.macs)
     row = replace(start, least=span.least / max(1, span.most), goal="half" if span.has_half else "half way")
     row = _with_locks(row, structure, max(0, span.least - span.least_in_layers))
     with _timed(seconds, "choose"):
         keep = _choose(model, widths, span)
-    with _timed(seconds, "prove"):
+    with _timed(seconds, "verify"):
         smaller, row = _prune(model, traced, keep, row)
     return row if smaller is None else _judge(smaller, spec, before, row)
 
@@ -89,7 +88,7 @@ def _span(model: nn.Module, traced: Traced, widths: Widths, most: int) -> Span:
     nothing = _keep(widths, 0.0)
     full, floor = (cost(traced.structure, model, keep).macs for keep in (None, nothing))
     try:
-        smallest = recoup.apply(model, plain_cut(model, traced, nothing))
+        smallest = recoup.apply(model, plain_cut(traced, nothing))
         least = observe(smallest, traced.inputs.args).macs
     except Exception:  # too small for the model's own code: then what is in no layer counts as it was
         least = most - (full - floor)
@@ -120,7 +119,9 @@ def _widths(model: nn.Module, structure: Structure) -> Widths:
 def _prune(model: nn.Module, traced: Traced, keep: Tensor, row: OurRow) -> tuple[nn.Module | None, OurRow]:
     """The smaller model, unless it was refused, and the row with the proof."""
     try:
-        smaller, proof = prove(model, plain_cut(model, traced, keep), traced.inputs)
+        plan = plain_cut(traced, keep)
+        smaller = recoup.apply(model, plan)
+        proof = recoup.verify(model, plan, smaller, traced.inputs)
     except recoup.RecoupError as error:
         return None, replace(row, result="refused", why=brief(error))
     form = "class" if type(smaller) is type(model) else "graph"

@@ -65,7 +65,10 @@ def _suite(suite: str, rows: Rows) -> str:
     ours = {name: row for name, sides in rows.items() if isinstance(row := sides.get("ours"), OurRow)}
     theirs = {name: row for name, sides in rows.items() if isinstance(row := sides.get("theirs"), TheirRow)}
     lines = [f"### {suite}: {len(rows)} networks", "", *_summary(ours.values(), theirs.values()), ""]
-    lines += [*_reasons(ours.values()), "| network | GMACs | Recoup | kept | least | locked, and by what | proof |"]
+    lines += [
+        *_reasons(ours.values()),
+        "| network, by a magnitude cut and its proof | GMACs | Recoup | kept | least | locked, and by what | proof |",
+    ]
     lines[-1] += " seconds: export, trace, all | Torch-Pruning | kept | difference |"
     lines.append("|---" * 11 + "|")
     lines += [f"| {name} | {_ours(ours.get(name))} | {_theirs(theirs.get(name))} |" for name in rows]
@@ -75,7 +78,10 @@ def _suite(suite: str, rows: Rows) -> str:
 def _summary(ours: Iterable[OurRow], theirs: Iterable[TheirRow]) -> list[str]:
     mine, other = list(ours), list(theirs)
     counts = [Counter(verdict(row) for row in rows) for rows in (mine, other)]
-    lines = [f"| | Recoup: {len(mine)} | Torch-Pruning: {len(other)} |", "|---|---|---|"]
+    lines = [
+        f"| magnitude cut and its proof, not the default method | Recoup: {len(mine)} | Torch-Pruning: {len(other)} |",
+        "|---|---|---|",
+    ]
     lines += [
         f"| {text} | {counts[0][text]} | {counts[1][text]} |" for text in VERDICTS if (counts[0] + counts[1])[text]
     ]

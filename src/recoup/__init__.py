@@ -2,68 +2,65 @@
 
 >>> result = recoup.prune(model, calibration, validation=batches, tolerance=1.0)    # doctest: +SKIP
 >>> result.model, result.report                                                     # doctest: +SKIP
+
+The steps of `prune` are public too: trace, split, calibrate, rank, allocate, recover, apply, verify. Errors that a user
+can mend are in `recoup.errors`, all of them a `RecoupError`.
 """
 
+from recoup._prune import Result, inspect, prune
 from recoup.algebra.selection import Layer, Problem, Ranking, Selector
+from recoup.allocation.goal import Allocation, Goal
 from recoup.artefact import load
-from recoup.calibrate import Calibration, calibrate
-from recoup.errors import (
-    ArtefactError,
-    BudgetError,
-    CalibrationError,
-    CaptureError,
-    DataError,
-    IllConditionedError,
-    LockedError,
-    ModelError,
-    RecoupError,
-    UsageError,
-    VerificationError,
-)
-from recoup.evaluate import accuracy, divergence
+from recoup.config import Budget
+from recoup.errors import RecoupError, RecoupWarning
+from recoup.inputs.split import Split, split
+from recoup.judge.accuracy import accuracy, divergence
+from recoup.methods.best import Best, Fast
+from recoup.methods.paper import Paper, Released
+from recoup.methods.registry import allocate, recover
 from recoup.plan import Plan
-from recoup.prune import Result, inspect, prune, trace
-from recoup.recover import compensate, select
+from recoup.recovery.choose import Recovered
 from recoup.report.content import Report
-from recoup.search import Search, search
-from recoup.settings import PRESETS, Budget, Settings
-from recoup.structure.surgery import apply
+from recoup.statistics.calibrate import Calibration, calibrate
+from recoup.statistics.rank import rank
+from recoup.surgery.apply import apply
+from recoup.surgery.verify import verify
+from recoup.tracing.trace import Traced, trace
 from recoup.version import __version__
 
 __all__ = [
-    "PRESETS",
-    "ArtefactError",
+    "Allocation",
+    "Best",
     "Budget",
-    "BudgetError",
     "Calibration",
-    "CalibrationError",
-    "CaptureError",
-    "DataError",
-    "IllConditionedError",
+    "Fast",
+    "Goal",
     "Layer",
-    "LockedError",
-    "ModelError",
+    "Paper",
     "Plan",
     "Problem",
     "Ranking",
     "RecoupError",
+    "RecoupWarning",
+    "Recovered",
+    "Released",
     "Report",
     "Result",
-    "Search",
     "Selector",
-    "Settings",
-    "UsageError",
-    "VerificationError",
+    "Split",
+    "Traced",
     "__version__",
     "accuracy",
+    "allocate",
     "apply",
     "calibrate",
-    "compensate",
     "divergence",
     "inspect",
     "load",
     "prune",
-    "search",
-    "select",
+    "rank",
+    "recover",
+    "split",
     "trace",
+    "verify",
 ]

@@ -22,14 +22,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from recoup.channels.groups import named_tensors
 from recoup.errors import ArtefactError
+from recoup.graph.serialise import graph_from_json, graph_to_json
+from recoup.graph.standalone import standalone
 from recoup.plan import Plan, Recovery, Slice
 from recoup.report.content import Report
 from recoup.report.page import render_page
-from recoup.structure.groups import named_tensors
-from recoup.structure.serial import graph_from_json, graph_to_json
-from recoup.structure.standalone import standalone
-from recoup.structure.surgery import apply
+from recoup.surgery.apply import apply
 from recoup.version import __version__
 
 FORMAT = 2

@@ -54,6 +54,10 @@ class ArtefactError(RecoupError):
     """A saved result cannot be written, read or applied to the model at hand."""
 
 
+class RecoupWarning(UserWarning):
+    """What to know about a result that is returned all the same."""
+
+
 def unknown_name(what: str, name: object, known: Iterable[str], more: str = "") -> UsageError:
     """The error for a name that does not exist: what there is (`more` adds to it), and which one was likely meant."""
     names = list(known)

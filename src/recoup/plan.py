@@ -1,6 +1,6 @@
 """The plan: everything that was decided, ready to be carried out. Algebra and structure meet here.
 
-`apply(model, plan)` in `recoup.structure.surgery` decides nothing: it writes `weights`, takes `slices`, and for a model
+`apply(model, plan)` in `recoup.surgery.apply` decides nothing: it writes `weights`, takes `slices`, and for a model
 in standalone form runs `graph`.
 """
 

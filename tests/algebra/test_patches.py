@@ -5,7 +5,7 @@ from torch import nn
 
 from recoup.algebra import patches
 from recoup.algebra.patches import Window, patch_rows, sample_positions
-from recoup.observe import window_of
+from recoup.operators.convolution import window_of
 from tests.oracles import unfolded
 
 

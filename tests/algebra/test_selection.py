@@ -8,12 +8,12 @@ from recoup.algebra.selection import (
     Layer,
     Problem,
     Ranking,
+    ask,
     backward,
     elimination,
     forward,
     l2,
     random,
-    rank,
 )
 from recoup.errors import IllConditionedError, UsageError
 from tests.oracles import greedy_by_brute_force, loss, rows_of
@@ -87,7 +87,7 @@ def test_what_is_not_filled_of_the_panel_counts_for_nothing(selector, monkeypatc
 @pytest.mark.parametrize("name", SELECTORS)
 def test_channels_that_must_stay_come_first(name):
     free = torch.tensor([True, False, True, False, True])
-    ranking = rank(problem(layer(5, 2, 4, seed=1), width=5, free=free), name, "group")
+    ranking = ask(problem(layer(5, 2, 4, seed=1), width=5, free=free), name, "group")
     assert set(ranking.order[:2].tolist()) == {1, 3}
 
 
@@ -117,7 +117,7 @@ def test_backward_without_ridge_refuses_a_singular_covariance():
     X[:, 2] = X[:, 0] + X[:, 1]
     one = Layer(torch.cov(X.T), torch.ones(3, 1, dtype=torch.float64), torch.arange(3))
     with pytest.raises(IllConditionedError, match="layer1: .*Raise `ridge`"):
-        rank(problem(one, width=3), "backward", "layer1")
+        ask(problem(one, width=3), "backward", "layer1")
 
 
 def test_a_channel_that_no_layer_reads_is_worth_nothing():
@@ -165,7 +165,7 @@ def test_l2_looks_at_the_filters_and_random_at_the_seed():
 
 def test_a_users_own_selector_may_return_a_plain_tensor():
     asked = problem(layer(3, 1, 2, seed=0), width=3)
-    ranking = rank(asked, lambda p: torch.arange(p.width).flip(0), "group")
+    ranking = ask(asked, lambda p: torch.arange(p.width).flip(0), "group")
     assert isinstance(ranking, Ranking)
     assert ranking.order.tolist() == [2, 1, 0]
 
@@ -173,15 +173,15 @@ def test_a_users_own_selector_may_return_a_plain_tensor():
 @pytest.mark.parametrize("answer", [torch.tensor([0, 0, 1]), torch.tensor([0, 1]), torch.tensor([0.0, 1.0, 2.0])])
 def test_a_selector_that_returns_no_ranking_is_told_so(answer):
     with pytest.raises(UsageError, match="stem: the selector must return each of the 3 channel numbers once"):
-        rank(problem(layer(3, 1, 2, seed=0), width=3), lambda _: answer, "stem")
+        ask(problem(layer(3, 1, 2, seed=0), width=3), lambda _: answer, "stem")
 
 
 def test_a_selector_that_drops_what_must_stay_is_told_so():
     asked = problem(layer(3, 1, 2, seed=0), width=3, free=torch.tensor([True, True, False]))
     with pytest.raises(UsageError, match="1 channels that are not `free` first"):
-        rank(asked, lambda _: torch.arange(3), "stem")
+        ask(asked, lambda _: torch.arange(3), "stem")
 
 
 def test_an_unknown_selector_is_named_with_the_nearest_one():
     with pytest.raises(UsageError, match="unknown selector 'foward'.*Did you mean 'forward'"):
-        rank(problem(layer(2, 1, 1, seed=0), width=2), "foward", "stem")
+        ask(problem(layer(2, 1, 1, seed=0), width=2), "foward", "stem")

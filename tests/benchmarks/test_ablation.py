@@ -1,35 +1,35 @@
 """Ingredients switched one by one: each variant is what `prune` makes with that switch, at its own price."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
-from benchmarks.ablation import VARIANTS, Shared, mirrored
+from benchmarks.ablation import VARIANTS, Shared, measured, mirrored, varied
+from benchmarks.networks import removed
 from benchmarks.rows import Case, Outcome, Row
-from benchmarks.stages import Prepared, prepare
 
 import recoup
 from benchmarks import ablation
-from recoup.judging.sample import sample_of
-from recoup.search import rounds
-from recoup.settings import Budget, find_preset
-from recoup.variants import Recoverer
+from recoup import Budget
+from recoup.allocation import rounds
+from recoup.recovery.choose import reference_of
 from tests import zoo
 from tests.benchmarks.test_best import bench, images
 
 SHARE = 0.4
+SWITCHES = ("weighting", "ridges", "rounds", "joint_steps", "span")
 
 
 @pytest.fixture(scope="module")
 def base():
-    return prepare(bench().model, images(0), find_preset("best"))
+    return measured(bench(), images(0), recoup.Best())
 
 
 @pytest.fixture(scope="module")
 def residual():
     with zoo.seeded(3):
         model = zoo.Residual(12).eval()
-    return Shared(prepare(model, many_images(), find_preset("best")))
+    return Shared(measured(replace(bench(), model=model), many_images(), recoup.Best()))
 
 
 @pytest.fixture
@@ -44,106 +44,127 @@ def many_images():
 
 
 def made(shared, name, share=SHARE):
-    return ablation.outcome(replace(bench(), model=shared.base.model), shared, Case("net", name, 0, share))
+    return ablation.outcome(replace(bench(), model=shared.base.seen.model), shared, Case("net", name, 0, share))
 
 
-@pytest.mark.parametrize("name", [name for name, variant in VARIANTS.items() if variant.changes])
-def test_switched_settings_give_what_prune_gives_with_them(second_round, name):
-    model, settings = second_round.base.model, replace(find_preset("best"), **VARIANTS[name].changes)
+def options_of(method):
+    """All that a method is: its fields and its switches."""
+    return {name: getattr(method, name) for name in (*SWITCHES, *(part.name for part in fields(method)))}
+
+
+@pytest.mark.parametrize("name", [name for name, variant in VARIANTS.items() if variant.switches or variant.fields])
+def test_switched_methods_give_what_prune_gives_with_them(second_round, name):
+    model, method = second_round.base.seen.model, VARIANTS[name].method(recoup.Best())
     found = made(second_round, name, 0.6)
-    whole = recoup.prune(model, many_images(), budget=Budget(macs=1 - 0.6), preset=settings)
-    assert found.harm == min(whole.report.held_out.values())
+    whole = recoup.prune(model, many_images(), budget=Budget(macs=1 - 0.6), method=method)
+    assert found.output_error == min(whole.report.held_out.values())
     assert found.removed == whole.report.macs_removed
     assert found.kl == recoup.divergence(whole.model, model, bench().splits["test"])
 
 
+def test_a_variant_switches_one_thing_and_keeps_the_seed():
+    default = options_of(recoup.Best(seed=5))
+    for variant in VARIANTS.values():
+        method = variant.method(recoup.Best(seed=5))
+        assert options_of(method) == {**default, **variant.switches, **variant.fields}
+        assert set(variant.switches) <= set(SWITCHES) and type(method).__name__ == "Best"
+
+
 def test_a_second_round_finds_other_widths(second_round):
     base = second_round.base
-    assert not torch.equal(base.keep(0.6), base.with_settings(rounds=1).keep(0.6))
+    once = base.with_method(VARIANTS["one round"].method(base.method))
+    assert not torch.equal(ablation.allocate(base, 0.6), ablation.allocate(once, 0.6))
+
+
+def test_widths_are_those_of_the_public_step(second_round):
+    base, goal = second_round.base, recoup.Goal(budget=Budget(macs=1 - 0.6))
+    fresh = base.with_method(base.method).seen
+    assert torch.equal(ablation.allocate(base, 0.6), recoup.allocate(fresh, base.rankings, goal).keep)
 
 
 def test_every_variant_is_a_row(base):
     shared = Shared(base)
     found = {name: made(shared, name) for name in VARIANTS}
     assert all(outcome.removed >= SHARE for outcome in found.values())
-    assert {name for name, outcome in found.items() if outcome.harm is None} == {"batch norm"}
-    assert found["best"].stages["select"] == found["no joint refits"].stages["select"] == base.seconds["select"]
-    assert found["forward selection"].stages["select"] != base.seconds["select"]
-    assert "allocate" not in found["uniform widths"].stages
-    assert found["uniform widths"].removed == base.removed(ablation.uniform(base, SHARE)) != found["best"].removed
+    assert {name for name, outcome in found.items() if outcome.output_error is None} == {"batch norm"}
+    assert found["best"].stages["rank"] == found["no joint refits"].stages["rank"] == base.seconds["rank"]
+    assert found["forward selection"].stages["rank"] != base.seconds["rank"]
+    assert "measure" not in found["uniform widths"].stages
+    uniform = removed(base.seen, ablation.allocate_uniformly(base, SHARE))
+    assert found["uniform widths"].removed == uniform != found["best"].removed
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The stages that are run after allocation, in order, each with the settings it is run with."""
-    runs, keep, plan = [], Prepared.keep, Recoverer.plan
+    """The stages that are run after measuring, in order, each with the method it is run with."""
+    runs, allocate, recover = [], ablation.allocate, recoup.recover
 
-    def noted_keep(self, share):
-        runs.append(("widths", self.seen.settings))
-        return keep(self, share)
+    def noted_allocate(mine, share):
+        runs.append(("allocate", options_of(mine.method)))
+        return allocate(mine, share)
 
-    def noted_plan(self, mask, *rest, quick=False):
-        if not quick:
-            runs.append(("recover", self._calibration.settings))
-        return plan(self, mask, *rest, quick=quick)
+    def noted_recover(seen, keep):
+        runs.append(("recover", options_of(seen.method)))
+        return recover(seen, keep)
 
-    monkeypatch.setattr(Prepared, "keep", noted_keep)
-    monkeypatch.setattr(Recoverer, "plan", noted_plan)
+    monkeypatch.setattr(ablation, "allocate", noted_allocate)
+    monkeypatch.setattr(recoup, "recover", noted_recover)
     return runs
 
 
 def test_what_variants_have_in_common_is_run_once_and_counted_in_every_row(base, asked):
-    shared, preset = Shared(base), base.seen.settings
+    shared, best = Shared(base), options_of(base.method)
     first, second, third = (made(shared, name).stages for name in ("no joint refits", "batch norm", "best"))
-    assert asked == [("widths", preset), ("recover", replace(preset, joint=0)), ("recover", preset)]
-    assert first["widths"] == second["widths"] == third["widths"]
+    assert asked == [("allocate", best), ("recover", {**best, "joint_steps": 0}), ("recover", best)]
+    assert first["allocate"] == second["allocate"] == third["allocate"]
     assert first["recover"] != second["recover"] == third["recover"]
 
 
 def test_every_share_has_widths_of_its_own(base, asked):
     shared = Shared(base)
     assert made(shared, "best", 0.2).removed < SHARE <= made(shared, "best").removed
-    assert [stage for stage, _ in asked] == ["widths", "recover"] * 2
+    assert [stage for stage, _ in asked] == ["allocate", "recover"] * 2
 
 
 @pytest.mark.parametrize("name", ["one round", "recovery once", "ridge fixed at 1e-4"])
 def test_what_no_variant_asks_for_is_not_run(base, asked, name):
     made(Shared(base), name)
-    own = replace(base.seen.settings, **VARIANTS[name].changes)
-    assert asked == [("widths", own), ("recover", own)]
+    own = {**options_of(base.method), **VARIANTS[name].switches}
+    assert asked == [("allocate", own), ("recover", own)]
 
 
 def test_uniform_widths_are_the_same_share_of_every_group(base):
-    keep = ablation.uniform(base, SHARE)
+    keep = ablation.allocate_uniformly(base, SHARE)
     kept = [int(keep[group.channels].sum()) / group.width for group in base.seen.structure.prunable]
     assert max(kept) - min(kept) <= 0.2  # groups of 8 and 10 channels
 
 
 def test_only_what_is_fitted_to_is_mirrored():
-    sample = sample_of(bench().model, images(0))
-    twice = mirrored(sample)
-    (place,), (held,) = sample.seen, sample.held
-    (before,), (after,) = sample.batches[place].args, twice.batches[place].args
+    split = recoup.split(bench().model, images(0))
+    twice = mirrored(split)
+    (place,), (held,) = split.fit, split.held
+    (before,), (after,) = split.batches[place].args, twice.batches[place].args
     assert torch.equal(after, torch.cat([before, before.flip(-1)]))
-    assert twice.batches[held] is sample.batches[held]
+    assert twice.batches[held] is split.batches[held]
 
 
 def test_plain_images_are_those_held_out_as_they_are(base):
     reference = ablation.plain_reference(base)
-    expected = [base.model(*base.sample.batches[place].args) for place in base.sample.held]
+    split = base.seen.split
+    expected = [base.seen.model(*split.batches[place].args) for place in split.held]
     for (found,), outputs in zip(reference._expected, expected, strict=True):
         torch.testing.assert_close(found, outputs)
 
 
 def test_half_the_images_are_every_other_one_held_out(base, residual):
-    halved = ablation.reference_of(base, VARIANTS["harm on half the images"])
-    expected = torch.cat([outputs for (outputs,) in base.reference._expected])[::2]
+    halved = ablation.measuring_reference(base, VARIANTS["error on half the images"])
+    expected = torch.cat([outputs for (outputs,) in reference_of(base.seen)._expected])[::2]
     torch.testing.assert_close(torch.cat([outputs for (outputs,) in halved._expected]), expected)
-    assert ablation.reference_of(base, VARIANTS["harm at one width"]) is base.reference
+    assert ablation.measuring_reference(base, VARIANTS["error at one width"]) is reference_of(base.seen)
     curves, other = (
-        ablation.varied(residual.base, VARIANTS[name]).allocation.harms for name in ("best", "harm on half the images")
+        varied(residual.base, VARIANTS[name]).allocator.curves for name in ("best", "error on half the images")
     )
-    assert any(not torch.equal(harm.curve, other[name].curve) for name, harm in curves.items())
+    assert any(not torch.equal(curve.errors, other[name].errors) for name, curve in curves.items())
 
 
 def test_arguments(monkeypatch, capsys):
@@ -158,7 +179,7 @@ def test_arguments(monkeypatch, capsys):
 
 def row(name, seconds, device):
     made = Outcome(
-        removed=0.25, validation_drop=1.0, kl=0.1, validation_kl=0.05, harm=0.2, seconds=seconds, device=device
+        removed=0.25, validation_drop=1.0, kl=0.1, validation_kl=0.05, output_error=0.2, seconds=seconds, device=device
     )
     return Row(Case("net", name, 0, 0.25), made).plain()
 

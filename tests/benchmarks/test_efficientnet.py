@@ -2,7 +2,7 @@ from argparse import Namespace
 
 from benchmarks.efficientnet import Row, arguments, row_of, table
 
-from recoup.cli.pruning import prune_command
+from recoup.cli.prune import prune_command
 
 OPTIONS = Namespace(images="images", samples=8, validation_images=None, batch=4, device="cpu")
 
@@ -13,7 +13,7 @@ def test_the_command_line_takes_the_arguments():
     given = context.params
     assert (
         given["macs"] == 0.7
-        and given["preset"] == "fast"
+        and given["method"] == "fast"
         and given["calibration_images"] == 8
         and given["validation_images"] is None
     )
@@ -23,6 +23,11 @@ def test_the_command_line_takes_the_arguments():
 def test_measuring_is_not_part_of_the_seconds():
     report = {"seconds": {"trace": 1.0, "select": 2.0, "measure": 9.0}, "macs_removed": 0.25, "score": {"after": 70.0}}
     assert row_of(report, 0.8, "best") == Row("recoup best", 0.8, 0.75, 70.0, 3.0)
+
+
+def test_a_budget_of_the_papers_method_is_called_what_it_is():
+    report = {"seconds": {"trace": 1.0}, "macs_removed": 0.25, "score": {"after": 70.0}}
+    assert row_of(report, 0.8, "paper").method == "uniform widths, one pass"
 
 
 def test_table_goes_from_the_largest_share_down():

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import recoup
+from recoup.channels.cost import Cost
 from recoup.errors import ArtefactError, UsageError
+from recoup.report.formatting import short
 from recoup.report.inspection import Inspection
-from recoup.report.numbers import short
-from recoup.structure.cost import Cost
 from tests.zoo import ZOO
 
 

@@ -4,14 +4,15 @@ from html.parser import HTMLParser
 
 import pytest
 
+from recoup.allocation.goal import Trial
+from recoup.allocation.latency import Latency
+from recoup.channels.cost import Cost
 from recoup.plan import Recovery
-from recoup.report.charts import is_clipped, search_chart, width_chart
+from recoup.report.charts import search_chart, width_chart
 from recoup.report.content import GroupRow, Report, Score
-from recoup.report.numbers import duration
+from recoup.report.formatting import duration
 from recoup.report.page import render_page
-from recoup.search import Latency, Trial
-from recoup.structure.cost import Cost
-from recoup.structure.verify import Proof
+from recoup.surgery.verify import Proof
 
 MINUS = "\N{MINUS SIGN}"
 VOID = {"meta", "br"}
@@ -67,9 +68,17 @@ def report(**changes: object) -> Report:
         samples=1078,
         score=Score(98.89, 98.33, 1.0, (trial(0.56), trial(1.4))),
         seconds={"trace": 1.5, "search": 4.5},
-        settings={"selector": "forward", "positions": None},
+        method={"selector": "forward", "positions": None},
     )
     return dataclasses.replace(whole, **changes)
+
+
+def drawn_widths(*groups: GroupRow) -> str:
+    """The chart of the widths as it is in the page."""
+    (chart,) = re.findall(
+        r'<svg[^>]*aria-label="Channels per group">.*?</svg>', render_page(report(groups=groups)), re.S
+    )
+    return chart
 
 
 def test_says_everything_that_matters():
@@ -139,7 +148,7 @@ def test_light_and_dark_and_printed():
         {"groups": ()},
         {"groups": tuple(group(f"layer{i}.conv", 8 + i, 1 + i % 8) for i in range(200))},
         {"seconds": {}},
-        {"settings": {}},
+        {"method": {}},
         {"proof": Proof(0.0, 0.0)},
         {"before": Cost(7, 3), "after": Cost(7, 3)},
     ],
@@ -165,44 +174,99 @@ def test_exact_proof():
     assert "exact" in Page(render_page(report(proof=Proof(0.0, 0.0)))).text
 
 
-def test_names_are_escaped_everywhere():
-    evil = "<script>alert('x')</script>&"
-    hostile = report(
-        network=evil,
-        groups=(dataclasses.replace(group(evil, 4, 2, 1, evil), consumers=(evil,)),),
-        recovery={evil: Recovery(0.1, 0.1, 1.0, 9, 99)},
-        score=Score(9.0, 8.0, 1.0, (Trial((evil,), 0.5, 0.5, 1.0),)),
-        seconds={evil: 1.0},
-        settings={evil: evil},
+def test_held_out_images_show_the_output_error_and_what_was_kept():
+    page = Page(render_page(report(held_out={"one pass": 0.02, "joint": 0.005, "none": 0.0399})))
+    assert "Held-out images" in page.text and "Output error" in page.text and "harm" not in page.text.lower()
+    assert page.texts.count("joint (kept)") == 1 and page.text.count("(kept)") == 1
+    assert "0.0200" in page.texts and "0.0050" in page.texts
+    assert {"width:50.1%", "width:12.5%", "width:100.0%"} <= {
+        value for name, value in page.attributes if name == "style"
+    }
+    assert "width:0.0%" in render_page(report(held_out={"one pass": 0.0}))
+
+
+def test_the_method_has_its_section():
+    page = Page(render_page(report()))
+    assert "Method" in page.texts and "Settings" not in page.texts
+
+
+EVIL = "<script>alert('x')</script>&\"><b onload=x>{{ 7 * 7 }}\x1b[0m"
+EVIL_WITHOUT_CONTROL = EVIL.replace("\x1b", "")
+
+
+def hostile() -> Report:
+    """Every text that comes from outside wants to be HTML, a template or a terminal's command."""
+    return report(
+        network=EVIL,
+        groups=(dataclasses.replace(group(EVIL, 4, 2, 1, EVIL, EVIL), consumers=(EVIL,)),),
+        recovery={EVIL: Recovery(0.1, 0.1, 1.0, 99, 9)},
+        score=Score(9.0, 8.0, 1.0, (Trial((EVIL,), 0.5, 0.5, 1.0),), EVIL),
+        seconds={EVIL: 1.0},
+        method={EVIL: EVIL},
+        held_out={EVIL: 0.5},
+        form=EVIL,
     )
-    page = Page(render_page(hostile))
-    assert "script" not in page.tags
-    # heading and title, width table and its reader, recovery, locked group and reason, stage, setting and value
-    assert page.text.count(evil) >= 10
+
+
+def test_names_are_escaped_everywhere():
+    html = render_page(hostile())
+    page = Page(html)
+    assert not {"script", "b"} & set(page.tags) and "<script" not in html
+    assert "onload" not in {name for name, _ in page.attributes}
+    # title, heading, warning, score, form, column, reader, trial, held-out images, recovery, group twice, two reasons,
+    # stage, option and its value
+    assert page.text.count(EVIL_WITHOUT_CONTROL) == 17
+    assert "49" not in page.text and not re.search(r"[\x00-\x09\x0b-\x1f]", html)
+
+
+def test_hostile_names_add_no_element():
+    plain = dataclasses.replace(hostile(), network="Net", form="form")
+    assert Page(render_page(hostile())).tags == Page(render_page(plain)).tags
 
 
 def test_widths_are_drawn_to_scale():
-    heights = re.findall(r'class="(gone|kept|locked)"[^>]*height="([\d.]+)"', width_chart((group("a", 40, 10, 5),)))
+    heights = re.findall(r'class="(gone|kept|locked)"[^>]*height="([\d.]+)"', drawn_widths(group("a", 40, 10, 5)))
     size = {kind: float(height) for kind, height in heights}
     assert size["kept"] == pytest.approx(size["gone"] / 4, abs=0.1)
     assert size["locked"] == pytest.approx(size["gone"] / 8, abs=0.1)
 
 
+def test_locked_channels_lie_on_the_kept_ones():
+    (column,) = width_chart([group("a", 40, 10, 20)]).columns
+    assert [bar.kind for bar in column.bars] == ["gone", "kept", "locked"]
+    assert column.bars[1].top == column.bars[2].top > column.bars[0].top
+    assert {bar.top + bar.height for bar in column.bars} == {222}
+
+
 def test_many_groups_are_named_by_the_pointer_only():
-    few, many = (width_chart([group(f"g{i}") for i in range(count)]) for count in (3, 200))
-    assert ">g2<" in few and ">g2<" not in many
+    few, many = (drawn_widths(*(group(f"g{i}") for i in range(count))) for count in (3, 200))
+    assert ">g2<" in few and ">32 → 20<" in few and ">g2<" not in many and ">32 → 20<" not in many
     assert "<title>g199: 32 -&gt; 20 channels, 0 locked</title>" in many
 
 
 def test_trials_are_accepted_rejected_or_beyond_the_picture():
     trials = (trial(-0.2), trial(0.3), trial(1.5), trial(60.0))
-    chart = search_chart(trials)
+    chart = render_page(report(score=Score(9.0, 8.0, 1.0, trials)))
     assert chart.count('circle class="accepted"') == 2
     assert chart.count('circle class="rejected"') == 1
     assert chart.count('polygon class="rejected"') == 1
-    assert is_clipped(trials) and not is_clipped(trials[:3])
+    assert "4 candidates were measured, 2 of them accepted" in chart
+    assert search_chart(trials).is_clipped and not search_chart(trials[:3]).is_clipped
     lower, higher = (float(y) for y in re.findall(r'class="accepted" cx="[\d.]+" cy="([\d.]+)"', chart))
     assert lower > higher
+
+
+def test_about_twenty_trials_are_numbered():
+    few, many = ([mark.number for mark in search_chart([trial(0.5)] * count).marks] for count in (20, 100))
+    assert few == [str(number) for number in range(1, 21)]
+    assert [number for number in many if number] == [str(number) for number in range(1, 101, 5)]
+
+
+def test_the_allowance_is_a_staircase():
+    chart = search_chart([trial(0.5, 1.0), trial(0.5, 2.0)])
+    corners = [tuple(float(number) for number in corner.split(",")) for corner in chart.allowance.split()]
+    assert [x for x, _ in corners] == [56, 502, 502, 948]
+    assert corners[0][1] == corners[1][1] > corners[2][1] == corners[3][1]
 
 
 def test_a_triangle_is_explained_where_there_is_one():

@@ -5,11 +5,11 @@ import xml.etree.ElementTree as ET
 import pytest
 
 import recoup
+from recoup.channels.cost import Cost
 from recoup.report.content import GroupRow
 from recoup.report.inspection import Edge, InspectedGroup, Inspection
 from recoup.report.layout import BOX_HEIGHT
 from recoup.report.picture import BAR_LENGTH, NAME_CHARACTER, NARROWEST, SMALL_CHARACTER, WIDEST, draw
-from recoup.structure.cost import Cost
 from tests.zoo import ZOO
 
 SVG = "{http://www.w3.org/2000/svg}"

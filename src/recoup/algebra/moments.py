@@ -97,12 +97,12 @@ def merge(left: Moments, right: Moments) -> Moments:
     return both.moments()
 
 
-def sensitivity(outputs: Tensor, following: Callable[[Tensor], Tensor]) -> Tensor:
+def sensitivity(outputs: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """Mean over outputs of g'(y)^2, one non-negative weight per row (n,), for `outputs` y of shape (n, N).
 
-    g = `following` acts on each output by itself (batch norm, activation), so the gradient of its sum is g'.
+    g = `activation` acts on each output by itself (batch norm, activation), so the gradient of its sum is g'.
     """
     with torch.enable_grad():
         y = outputs.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(following(y.clone()).sum(), y)
+        (slope,) = torch.autograd.grad(activation(y.clone()).sum(), y)
     return slope.to(torch.promote_types(slope.dtype, torch.float32)).square().mean(dim=1)

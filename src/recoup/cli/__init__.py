@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import click
 
-from recoup.cli.demonstrating import demo_command
-from recoup.cli.evaluating import evaluate_command
-from recoup.cli.inspecting import inspect_command
-from recoup.cli.pruning import prune_command
+from recoup.cli.demo import demo_command
+from recoup.cli.evaluate import evaluate_command
+from recoup.cli.inspect import inspect_command
+from recoup.cli.prune import prune_command
 from recoup.version import __version__
 
 __all__ = ["main"]

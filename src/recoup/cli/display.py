@@ -18,7 +18,7 @@ from rich.text import Text
 
 from recoup.progress import Progress
 from recoup.report.content import GroupRow, Report
-from recoup.report.numbers import duration
+from recoup.report.formatting import duration
 
 # Where nobody looks at a terminal, lines need not fit one.
 PIPED_WIDTH = 200

@@ -46,7 +46,7 @@ common_options = combined(
     click.option(
         "--device", default="cpu", show_default=True, metavar="NAME", help="Where to compute: cpu, cuda, cuda:1."
     ),
-    click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of all that is random."),
+    click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Random seed."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else."),
 )
 

@@ -7,14 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from recoup.allocation.goal import Allocation, Trial
+from recoup.allocation.latency import Latency
+from recoup.channels.cost import Cost, cost
+from recoup.channels.groups import Group, Structure
+from recoup.config import Method
+from recoup.judge.acceptance import Acceptance
 from recoup.plan import Recovery
-from recoup.report.numbers import duration
-from recoup.search import Latency, Trial
-from recoup.structure.cost import Cost
-from recoup.structure.groups import Group, Structure
-from recoup.structure.verify import Proof
+from recoup.recovery.choose import Recovered
+from recoup.report.formatting import duration
+from recoup.statistics.calibrate import Calibration
+from recoup.surgery.verify import Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +58,8 @@ class Score:
 class Report:
     """The whole story of one pruning; `form` says why the result is a standalone graph, None if it is not.
 
-    `held_out` is what each variant of the recovery did to the outputs on held-out images; the least was kept.
-    `latency` is there for a budget of time.
+    `method` has the method's name and fields. `held_out` is the output error on held-out images of each recovery that
+    was tried; the least was kept. `latency` is there for a budget of time.
     """
 
     network: str
@@ -66,7 +71,7 @@ class Report:
     samples: int
     score: Score | None
     seconds: Mapping[str, float]
-    settings: Mapping[str, Any]
+    method: Mapping[str, Any]
     form: str | None = None
     held_out: Mapping[str, float] = field(default_factory=dict)
     latency: Latency | None = None
@@ -84,7 +89,7 @@ class Report:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What to know before trusting the figures."""
-        return (*self._idleness(), *self._slowness(), *self._doubts())
+        return (*self._idleness(), *self._excess(), *self._slowness(), *self._doubts())
 
     def _idleness(self) -> tuple[str, ...]:
         tolerance = None if self.score is None else self.score.tolerance
@@ -93,6 +98,15 @@ class Report:
         return (
             f"nothing was pruned: every candidate lost more than the tolerance of {tolerance:g} points, or might have. "
             "Ask for more, give more calibration or validation images, or ask for a budget.",
+        )
+
+    def _excess(self) -> tuple[str, ...]:
+        score = self.score
+        if score is None or score.tolerance is None or score.drop < score.tolerance:
+            return ()
+        return (
+            f"{score.drop:.2f} points are lost, more than the tolerance of {score.tolerance:g}: the widths given by "
+            "hand lose that much by themselves. Widen them, or ask for more.",
         )
 
     def _slowness(self) -> tuple[str, ...]:
@@ -138,13 +152,67 @@ class Report:
             change = f"{self.score.before:.2f} -> {self.score.after:.2f} ({-self.score.drop:+.2f} points)"
             lines.append(f"{self.score.what} {change}")
         if self.held_out:
-            harms = ", ".join(f"{name} {harm:.4f}" for name, harm in self.held_out.items())
-            lines.append(f"harm to the outputs on held-out images: {harms}")
+            errors = ", ".join(f"{name} {error:.4f}" for name, error in self.held_out.items())
+            lines.append(f"output error on held-out images: {errors}")
         if self.form is not None:
             lines.append(f"the result is a standalone graph: {self.form}")
         lines.append(f"proof: smaller = masked original to {self.proof.difference:.1e}")
         lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
+
+
+def make_report(
+    calibration: Calibration,
+    allocation: Allocation,
+    recovered: Recovered,
+    smaller: nn.Module,
+    proof: Proof,
+    score: Score | None,
+    seconds: Mapping[str, float],
+) -> Report:
+    """The report of a run, from what its stages have returned."""
+    structure, model, form = calibration.structure, calibration.model, calibration.traced.form
+    # New biases count: parameters are those of the smaller model as it is.
+    after = Cost(cost(structure, model, allocation.keep).macs, sum(p.numel() for p in smaller.parameters()))
+    return Report(
+        network=type(model).__name__,
+        before=cost(structure, model),
+        after=after,
+        groups=group_rows(structure, allocation.keep),
+        recovery=recovered.plan.recovery,
+        proof=proof,
+        samples=calibration.samples,
+        score=score,
+        seconds=seconds,
+        method=described(calibration.method),
+        form=None if form is None else form.reason,
+        held_out=recovered.errors,
+        latency=allocation.latency,
+    )
+
+
+def score_of(
+    smaller: nn.Module, allocation: Allocation, recovered: Recovered, acceptance: Acceptance | None
+) -> Score | None:
+    """What was measured of both models: on the way to a tolerance, or now."""
+    if acceptance is None:
+        return None
+    search = allocation.search
+    if search is None:
+        return Score(acceptance.base, acceptance(smaller).score, None, (), acceptance.what)
+    is_measured = recovered is search.recovered
+    after = acceptance.base - search.drop if is_measured else acceptance(smaller).score
+    return Score(acceptance.base, after, search.tolerance, search.trials, acceptance.what)
+
+
+def described(method: Method) -> dict[str, Any]:
+    """The method's name and fields as plain data."""
+    names: list[str] = [field.name for field in dataclasses.fields(method)] if dataclasses.is_dataclass(method) else []
+    return {"name": type(method).__name__, **{name: _plain(getattr(method, name)) for name in names}}
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "__name__", type(value).__name__) if callable(value) else value
 
 
 def group_rows(structure: Structure, keep: Tensor | None = None) -> tuple[GroupRow, ...]:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recoup.channels.cost import Cost, cost, macs_by_call
+from recoup.channels.groups import Structure
 from recoup.report.content import GroupRow, group_rows
 from recoup.report.picture import draw, save_picture
-from recoup.structure.cost import Cost, cost, macs_by_call
-from recoup.structure.groups import Structure
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
-"""Where the boxes and lines of a wiring are drawn: rows from top to bottom, lanes beside them for what skips rows.
+"""Where the boxes and lines of a wiring are drawn: rows from top to bottom, and lanes beside them.
 
-Boxes are numbered in the order in which the network runs. A link to a later box is read there. A link to an earlier box
-writes into it once more, as a residual addition or a gate does: it joins that box's lane, which carries the box past
-the rows below it. What reads the box after that leaves from the lane, further down.
+Boxes are numbered in the order in which the network runs. A link to a later box is a read. A link to an earlier box
+is a write, as in a residual addition or a gate. A box that is written, or read further down than the next row, has a
+lane: one vertical line beside the rows. Writes join the lane, and later reads leave it below them.
 
-Every row is followed by a gap, and lines cross rows only in lanes. A gap has up to three storeys: from a box to a lane,
-from lane to lane, from a lane to a box; so what is written is written before it is read.
+A gap follows every row, and lines cross rows only in lanes. A gap has up to three storeys: from a box to a lane, from
+lane to lane, from a lane to a box. So a write always lies above the reads that see it.
+
+Layout libraries draw one line per reader and know no lanes; docs/design.md compares them.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ COLUMN_GAP = 22.0
 LANE_GAP = 13.0
 LEAST_GAP = 30.0
 STOREY = 24.0
-# Many lines in a storey come from far away; some more height keeps them apart.
+# Many lines in a storey come from far away; more height keeps them apart.
 PER_LINE, MOST_EXTRA = 1.5, 30.0
 SWEEPS = 8
-# Boxes are moved towards their neighbours until none moves further than this, or often enough.
+# Boxes move towards their neighbours until no move is longer than STILL, at most MOST_MOVES times.
 STILL, MOST_MOVES = 0.1, 100
-# And a little towards the middle of the picture, so that a tall one does not lean to a side.
+# A pull towards the middle; without it a tall picture leans to a side.
 INWARDS = 0.9
 # Further from the middle than any place in a row.
 _OUTSIDE = 1e6
@@ -43,7 +45,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class Spot:
     """A place in the picture."""
 
     x: float
@@ -59,23 +61,23 @@ class Box:
     width: float
 
     @property
-    def top(self) -> Point:
+    def top(self) -> Spot:
         """Middle of the upper edge, where lines arrive."""
-        return Point(self.x + self.width / 2, self.y)
+        return Spot(self.x + self.width / 2, self.y)
 
     @property
-    def bottom(self) -> Point:
+    def bottom(self) -> Spot:
         """Middle of the lower edge, where lines leave."""
-        return Point(self.x + self.width / 2, self.y + BOX_HEIGHT)
+        return Spot(self.x + self.width / 2, self.y + BOX_HEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A link as a curve from `start` to `end`; `joins` says that it ends on a lane."""
+    """A link as a curve from `start` to `end`; `joins`: the end is on a lane."""
 
     link: Link
-    start: Point
-    end: Point
+    start: Spot
+    end: Spot
     joins: bool
 
 
@@ -84,14 +86,14 @@ class Trunk:
     """A box's lane: from the box to `turn`, then straight down to `end`."""
 
     box: int
-    start: Point
-    turn: Point
-    end: Point
+    start: Spot
+    turn: Spot
+    end: Spot
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Everything that is drawn, from (0, 0) to (width, height). Links of a box to itself have no line."""
+class Drawing:
+    """Everything that is drawn, from (0, 0) to (width, height). A link of a box to itself has no line."""
 
     boxes: tuple[Box, ...]
     trunks: tuple[Trunk, ...]
@@ -100,16 +102,16 @@ class Layout:
     height: float
 
 
-def arrange(widths: Sequence[float], links: Sequence[Link]) -> Layout:
-    """A layout for boxes of these widths."""
+def arrange(widths: Sequence[float], links: Sequence[Link]) -> Drawing:
+    """The drawing of boxes with these widths."""
     if not widths:
-        return Layout((), (), (), 0.0, 0.0)
+        return Drawing((), (), (), 0.0, 0.0)
     wiring = _Wiring(len(widths), tuple(links))
     rows = _assign_rows(wiring)
-    plan = _plan_routes(wiring, rows)
-    centres = _place(_order(rows, wiring, plan.spans), widths, wiring)
-    lanes = _place_lanes(plan.spans, rows, centres, widths)
-    return _draw(plan, rows, centres, lanes, widths)
+    routing = _find_paths(wiring, rows)
+    centres = _place(_order(rows, wiring, routing.spans), widths, wiring)
+    lanes = _place_lanes(routing.spans, rows, centres, widths)
+    return _draw(routing, rows, centres, lanes, widths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +141,8 @@ class _Wiring:
 
 
 @dataclass(frozen=True, slots=True)
-class _Route:
-    """A link in the storey `storey` of the gap below row `gap`; None for a straight way from box to box."""
+class _Path:
+    """A link in the gap below row `gap`; `storey` None is a straight line from box to box."""
 
     link: Link
     gap: int
@@ -156,15 +158,17 @@ class _Span:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    routes: tuple[_Route, ...]
+class _Routing:
+    """The path of every link, and the lane of every box that has one."""
+
+    paths: tuple[_Path, ...]
     spans: dict[int, _Span]
 
 
 def _assign_rows(wiring: _Wiring) -> list[int]:
-    """Each box below what it reads and below all that had been written into it: longest paths from the top.
+    """The row of every box: below what it reads, and below all earlier writes into that (longest paths).
 
-    A box that reads none is at the top while all before it are, and otherwise below the one before it.
+    A box that reads none is at the top while all before it are, otherwise below the one before it.
     """
     sources, targets, written = wiring.sources(), wiring.targets(), _all_writers(wiring)
     rows: list[int] = []
@@ -178,7 +182,7 @@ def _assign_rows(wiring: _Wiring) -> list[int]:
 
 
 def _all_writers(wiring: _Wiring) -> list[set[int]]:
-    """For every box, those that write into it, those that write into them, and so on."""
+    """For every box, its writers, the writers of those, and so on."""
     writers = wiring.writers()
     found: list[set[int]] = [set() for _ in range(wiring.count)]
     for box in reversed(range(wiring.count)):  # writers come later, so theirs are known
@@ -186,50 +190,48 @@ def _all_writers(wiring: _Wiring) -> list[set[int]]:
     return found
 
 
-def _plan_routes(wiring: _Wiring, rows: list[int]) -> _Plan:
-    """In which gap and storey every link runs, and how far each lane has to go for it."""
+def _find_paths(wiring: _Wiring, rows: list[int]) -> _Routing:
+    """The gap and storey of every link, and the length of every lane."""
     ends = [max(rows[other] for other in (box, *written)) for box, written in enumerate(_all_writers(wiring))]
     writes = [_write(link, rows, ends) for link in wiring.links if link.source > link.target]
-    joined = {(route.link.target, route.gap) for route in writes}
+    joined = {(path.link.target, path.gap) for path in writes}
     reads = [_read(link, rows, joined) for link in wiring.links if link.source < link.target]
-    routes = (*reads, *writes)
+    paths = (*reads, *writes)
     last: dict[int, int] = {}
-    for route in routes:
-        for box in _lanes_of(route):
-            last[box] = max(last.get(box, rows[box]), route.gap)
-    return _Plan(routes, {box: _Span(rows[box], gap) for box, gap in sorted(last.items())})
+    for path in paths:
+        for box in _lanes_of(path):
+            last[box] = max(last.get(box, rows[box]), path.gap)
+    return _Routing(paths, {box: _Span(rows[box], gap) for box, gap in sorted(last.items())})
 
 
-def _write(link: Link, rows: list[int], ends: list[int]) -> _Route:
+def _write(link: Link, rows: list[int], ends: list[int]) -> _Path:
     gap = max(ends[link.source], rows[link.target])
-    return _Route(link, gap, TO_LANE if gap == rows[link.source] else BETWEEN_LANES)
+    return _Path(link, gap, TO_LANE if gap == rows[link.source] else BETWEEN_LANES)
 
 
-def _read(link: Link, rows: list[int], joined: set[tuple[int, int]]) -> _Route:
+def _read(link: Link, rows: list[int], joined: set[tuple[int, int]]) -> _Path:
     gap = rows[link.target] - 1
     straight = gap == rows[link.source] and (link.source, gap) not in joined
-    return _Route(link, gap, None if straight else FROM_LANE)
+    return _Path(link, gap, None if straight else FROM_LANE)
 
 
-def _lanes_of(route: _Route) -> tuple[int, ...]:
-    """Boxes whose lanes the route uses."""
+def _lanes_of(path: _Path) -> tuple[int, ...]:
+    """Boxes whose lanes the path uses."""
     uses = {
         None: (),
-        TO_LANE: (route.link.target,),
-        BETWEEN_LANES: (route.link.source, route.link.target),
-        FROM_LANE: (route.link.source,),
+        TO_LANE: (path.link.target,),
+        BETWEEN_LANES: (path.link.source, path.link.target),
+        FROM_LANE: (path.link.source,),
     }
-    return uses[route.storey]
+    return uses[path.storey]
 
 
 def _order(rows: list[int], wiring: _Wiring, spans: dict[int, _Span]) -> list[list[int]]:
-    """The boxes of every row from left to right: sorted by the middle of their neighbours, downwards and upwards.
+    """The boxes of every row from left to right: sorted by the mean of their neighbours, downwards and upwards.
 
-    A lane runs beside the rows it passes, so a box that has one is drawn to its side, the further the longer it is.
+    A lane runs beside the rows it passes, so a box with a lane goes to its side: the longer the lane, the further.
     """
-    order: list[list[int]] = [[] for _ in range(max(rows) + 1)]
-    for box, row in enumerate(rows):
-        order[row].append(box)
+    order = [[box for box, own in enumerate(rows) if own == row] for row in range(max(rows) + 1)]
     place = _positions(order)
     outside = {box: _OUTSIDE + span.last - span.first for box, span in spans.items() if span.last > span.first}
     sources, targets = wiring.sources(), wiring.targets()
@@ -243,12 +245,10 @@ def _order(rows: list[int], wiring: _Wiring, spans: dict[int, _Span]) -> list[li
         return _mean([place[other] for other in targets[box]], place[box])
 
     for _ in range(SWEEPS):
-        for boxes in order:
-            boxes.sort(key=above)
-            place |= _positions([boxes])
-        for boxes in reversed(order):
-            boxes.sort(key=below)
-            place |= _positions([boxes])
+        for sweep, key in ((order, above), (order[::-1], below)):
+            for boxes in sweep:
+                boxes.sort(key=key)
+                place |= _positions([boxes])
     return order
 
 
@@ -258,7 +258,7 @@ def _positions(order: Iterable[list[int]]) -> dict[int, float]:
 
 
 def _place(order: list[list[int]], widths: Sequence[float], wiring: _Wiring) -> list[float]:
-    """Middle of every box: as near to the middle of its neighbours as the others in its row allow."""
+    """Middle of every box: as near to the mean of its neighbours as the others in its row allow."""
     neighbours = [above + below for above, below in zip(wiring.sources(), wiring.targets(), strict=True)]
     centres = [0.0] * wiring.count
     for _ in range(MOST_MOVES):
@@ -295,11 +295,7 @@ def _place_lanes(
     spans: dict[int, _Span], rows: list[int], centres: list[float], widths: Sequence[float]
 ) -> dict[int, float]:
     """Where every lane runs: beside all rows it passes, short ones inside, on the side that is nearer."""
-    # How far rows (even places) and the gaps below them (odd places) are taken already.
-    left, right = [math.inf] * (2 * max(rows) + 2), [-math.inf] * (2 * max(rows) + 2)
-    for box, row in enumerate(rows):
-        left[2 * row] = min(left[2 * row], centres[box] - widths[box] / 2)
-        right[2 * row] = max(right[2 * row], centres[box] + widths[box] / 2)
+    left, right = _outlines(rows, centres, widths)
     lanes: dict[int, float] = {}
     for box, span in sorted(spans.items(), key=lambda item: (item[1].last - item[1].first, item[0])):
         if span.first == span.last:
@@ -313,11 +309,21 @@ def _place_lanes(
     return lanes
 
 
+def _outlines(rows: list[int], centres: list[float], widths: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Left and right ends of what is drawn so far in every row (even places) and in the gap below it (odd places)."""
+    places = 2 * max(rows) + 2
+    left, right = [math.inf] * places, [-math.inf] * places
+    for box, row in enumerate(rows):
+        left[2 * row] = min(left[2 * row], centres[box] - widths[box] / 2)
+        right[2 * row] = max(right[2 * row], centres[box] + widths[box] / 2)
+    return left, right
+
+
 def _draw(
-    plan: _Plan, rows: list[int], centres: list[float], lanes: dict[int, float], widths: Sequence[float]
-) -> Layout:
+    routing: _Routing, rows: list[int], centres: list[float], lanes: dict[int, float], widths: Sequence[float]
+) -> Drawing:
     """Heights of the gaps, and with them the coordinates of everything."""
-    gaps = _storeys(plan, rows)
+    gaps = _storeys(routing, rows)
     edges = [edge for c, w in zip(centres, widths, strict=True) for edge in (c - w / 2, c + w / 2)]
     shift = -min(*edges, *lanes.values())
     boxes = tuple(
@@ -325,25 +331,25 @@ def _draw(
         for centre, width, row in zip(centres, widths, rows, strict=True)
     )
     canvas = _Canvas(boxes, {box: x + shift for box, x in lanes.items()}, gaps)
-    lines = tuple(canvas.line(route) for route in plan.routes)
-    trunks = tuple(canvas.trunk(box, span, lines) for box, span in plan.spans.items())
-    return Layout(boxes, trunks, lines, max(*edges, *lanes.values()) + shift, gaps[-1].floors[-1])
+    lines = tuple(canvas.line(path) for path in routing.paths)
+    trunks = tuple(canvas.trunk(box, span, lines) for box, span in routing.spans.items())
+    return Drawing(boxes, trunks, lines, max(*edges, *lanes.values()) + shift, gaps[-1].floors[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """Where a row begins, and the four heights between which the three storeys below it lie."""
+    """The top of a row, and the four heights that bound the three storeys below it."""
 
     row: float
     floors: tuple[float, float, float, float]
 
 
-def _storeys(plan: _Plan, rows: list[int]) -> list[_Gap]:
-    """Storeys without a line have no height; a gap is high enough for the lines that go straight through it."""
+def _storeys(routing: _Routing, rows: list[int]) -> list[_Gap]:
+    """Heights of all rows and gaps: an empty storey has none, and straight lines get enough."""
     counts: list[Counter[int | None]] = [Counter() for _ in range(max(rows) + 1)]
-    for route in plan.routes:
-        counts[route.gap][route.storey] += 1
-    for span in plan.spans.values():
+    for path in routing.paths:
+        counts[path.gap][path.storey] += 1
+    for span in routing.spans.values():
         counts[span.first][TO_LANE] += 1
     gaps: list[_Gap] = []
     y = 0.0
@@ -361,24 +367,26 @@ def _height(least: float, lines: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Canvas:
+    """Coordinates of boxes, lanes and storeys, from which lines and trunks follow."""
+
     boxes: tuple[Box, ...]
     lanes: dict[int, float]
     gaps: list[_Gap]
 
-    def line(self, route: _Route) -> Line:
-        """The curve of a route within its storey."""
-        source, target, floors = route.link.source, route.link.target, self.gaps[route.gap].floors
-        if route.storey is None:
-            return Line(route.link, self.boxes[source].bottom, self.boxes[target].top, joins=False)
-        if route.storey == FROM_LANE:
-            return Line(route.link, Point(self.lanes[source], floors[2]), self.boxes[target].top, joins=False)
-        start = self.boxes[source].bottom if route.storey == TO_LANE else Point(self.lanes[source], floors[1])
-        return Line(route.link, start, Point(self.lanes[target], floors[route.storey + 1]), joins=True)
+    def line(self, path: _Path) -> Line:
+        """The curve of a path within its storey."""
+        source, target, floors = path.link.source, path.link.target, self.gaps[path.gap].floors
+        if path.storey is None:
+            return Line(path.link, self.boxes[source].bottom, self.boxes[target].top, joins=False)
+        if path.storey == FROM_LANE:
+            return Line(path.link, Spot(self.lanes[source], floors[2]), self.boxes[target].top, joins=False)
+        start = self.boxes[source].bottom if path.storey == TO_LANE else Spot(self.lanes[source], floors[1])
+        return Line(path.link, start, Spot(self.lanes[target], floors[path.storey + 1]), joins=True)
 
     def trunk(self, box: int, span: _Span, lines: Sequence[Line]) -> Trunk:
         """The lane of a box, as far down as the last line that meets it."""
         x, start = self.lanes[box], self.boxes[box].bottom
         met = [line.start.y for line in lines if line.link.source == box and line.start.x == x]
         met += [line.end.y for line in lines if line.link.target == box and line.joins]
-        turn = Point(x, self.gaps[span.first].floors[1])
-        return Trunk(box, start, turn, Point(x, max(turn.y, *met)))
+        turn = Spot(x, self.gaps[span.first].floors[1])
+        return Trunk(box, start, turn, Spot(x, max(turn.y, *met)))

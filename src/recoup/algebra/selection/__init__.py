@@ -3,7 +3,7 @@
 from recoup.algebra.selection.greedy import backward, forward
 from recoup.algebra.selection.magnitude import l2, random
 from recoup.algebra.selection.problem import Layer, Problem, Ranking, Selector
-from recoup.algebra.selection.registry import SELECTORS, find_selector, rank
+from recoup.algebra.selection.registry import SELECTORS, ask, find_selector
 
 __all__ = [
     "SELECTORS",
@@ -11,10 +11,10 @@ __all__ = [
     "Problem",
     "Ranking",
     "Selector",
+    "ask",
     "backward",
     "find_selector",
     "forward",
     "l2",
     "random",
-    "rank",
 ]

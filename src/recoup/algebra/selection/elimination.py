@@ -59,7 +59,7 @@ class Elimination:
         return torch.where(usable, (inverse * self._energies).sum(dim=(1, 2)).clamp(min=0), torch.nan)
 
     def take(self, channel: Tensor, usable: Tensor) -> None:
-        """Eliminate a channel (1,), if `scores` has just found it usable (); `settle` comes next."""
+        """Eliminate a channel (1,), if `scores` has just found it usable (); `apply_full_panel` comes next."""
         rows, present, inverse_lower = (
             table.index_select(0, channel)[0] for table in (self._rows, self._present, self._inverse_lower)
         )
@@ -72,7 +72,7 @@ class Elimination:
         self._T.index_copy_(0, self._next, t)
         self._next += len(rows)
 
-    def settle(self) -> None:
+    def apply_full_panel(self) -> None:
         """Apply the panel if the next channel would not find room there."""
         r = self._rows.shape[1]
         self._filled += r

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from recoup.algebra.cuda_graph import RecordedStep, Values
 from recoup.algebra.linalg import add_ridge, factorise, live_rows, narrow_factor
 from recoup.algebra.selection.elimination import Elimination, rows_by_channel
 from recoup.algebra.selection.problem import Layer, Problem, Ranking
-from recoup.replay import Replay, Values
 
 # Stands for the score of a channel that no layer can use: below every real one, above those already taken.
 UNUSABLE = torch.finfo(torch.float64).min
@@ -61,11 +61,11 @@ def _sweep(prepared: list[tuple[Elimination, float]], problem: Problem, *, sign:
         for elimination, can_take in zip(eliminations, usable.index_select(1, channel), strict=True):
             elimination.take(channel, can_take)
 
-    replay = Replay(step, problem.device)
+    replay = RecordedStep(step, problem.device)
     for _ in range(count):
         replay()
         for elimination in eliminations:
-            elimination.settle()
+            elimination.apply_full_panel()
     return order, taken
 
 

@@ -27,7 +27,7 @@ class Problem:
     """Rank `width` channels by how much the `layers` that read them would miss them.
 
     Channels where `free` (width,) is false stay in any case. `filters` (width, f) are the weights that produce each
-    channel, for selectors that look at nothing else. `ridge` is relative to each layer's mean variance.
+    channel, as they are, for selectors that look at nothing else. `ridge` is relative to each layer's mean variance.
     """
 
     width: int

@@ -27,7 +27,7 @@ def find_selector(selector: str | Selector) -> Selector:
     return SELECTORS[selector]
 
 
-def rank(problem: Problem, selector: str | Selector, name: str) -> Ranking:
+def ask(problem: Problem, selector: str | Selector, name: str) -> Ranking:
     """What `selector` says of `problem`, checked to be a ranking of all its channels; `name` is for the message."""
     try:
         answer = find_selector(selector)(problem)
@@ -35,6 +35,11 @@ def rank(problem: Problem, selector: str | Selector, name: str) -> Ranking:
         raise IllConditionedError(f"{name}: {error}") from error
     ranking = answer if isinstance(answer, Ranking) else Ranking(torch.as_tensor(answer).to(problem.device))
     _check(ranking.order, problem, name)
+    if ranking.loss is not None and ranking.loss.shape != (problem.width + 1,):
+        raise UsageError(
+            f"{name}: the loss of a ranking is told for 0 to {problem.width} channels, as {problem.width + 1} values; "
+            f"the selector returned {tuple(ranking.loss.shape)}."
+        )
     return ranking
 
 

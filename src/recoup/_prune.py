@@ -1,0 +1,155 @@
+"""The whole pipeline on one screen: trace, split, calibrate, rank, allocate, recover, apply, verify, report."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from recoup.allocation.goal import Goal
+from recoup.artefact import save
+from recoup.channels.patterns import widths_by_group
+from recoup.config import Budget, Method
+from recoup.errors import CaptureError, LockedError, RecoupWarning
+from recoup.inputs.batches import Stream
+from recoup.inputs.split import split
+from recoup.judge.accuracy import Evaluate
+from recoup.methods.registry import acceptance_for, allocate, find_method, recover, require_possible, runnable
+from recoup.plan import Plan
+from recoup.progress import Clock, Progress, silent
+from recoup.report.content import Report, make_report, score_of
+from recoup.report.inspection import Inspection, inspect_structure
+from recoup.statistics.calibrate import calibrate
+from recoup.statistics.rank import rank
+from recoup.surgery.apply import apply
+from recoup.surgery.verify import agree, verify
+from recoup.tracing.trace import Traced, trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """The smaller model, the plan that makes it from the original, and the report."""
+
+    model: nn.Module
+    plan: Plan
+    report: Report
+
+    def save(self, folder: str | Path, *, source: str | None = None) -> Path:
+        """Write plan, weights and report into a new folder; `source` names where the original model comes from."""
+        return save(folder, self.model, self.plan, self.report, source=source)
+
+
+def prune(
+    model: nn.Module,
+    calibration: Iterable[Any],
+    *,
+    validation: Iterable[Any] | None = None,
+    evaluate: Evaluate | None = None,
+    tolerance: float | None = None,
+    budget: Budget | None = None,
+    widths: Mapping[str, int] | None = None,
+    min_width: int = 1,
+    only: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    method: str | Method = "best",
+    keep_class: bool = False,
+    progress: Progress = silent,
+) -> Result:
+    """A smaller model that does what `model` does, without retraining; `model` itself is not changed.
+
+    Give either `tolerance`, in points of the validation accuracy or of `evaluate(model)`, or a `budget`; `widths` by
+    hand may stand alone.
+
+    Args:
+        model: any module that `torch.export` captures; its device is where the work happens.
+        calibration: batches of inputs, labels not needed; a fifth of them is held out to judge the fits by.
+        validation: batches on which the tolerance is measured: accuracy if they carry labels, otherwise agreement with
+            the original; without it, agreement on the held-out calibration images.
+        evaluate: measures a model in points, higher is better; in the place of `validation`.
+        tolerance: how many points may be lost.
+        budget: what share of the MACs, the parameters, every width or the time of the first calibration batch to keep.
+        widths: channels to keep of some groups, by the name of the group or of a layer that makes it; with a tolerance
+            or a budget the others are decided as usual, without either they stay whole.
+        min_width: the fewest channels that any group keeps.
+        only: names of the groups or modules that may be pruned, with wildcards; all of them if empty.
+        exclude: names of those that may not.
+        method: `recoup.Best()`, `Fast()`, `Paper()`, `Released()`, or one of their names.
+        keep_class: lock what the model's own class cannot hold at another size, rather than return a standalone graph.
+        progress: called with the stage, the steps done and their number.
+    """
+    method = find_method(method)
+    goal = Goal(tolerance, budget, validation, evaluate, widths or {}, min_width)
+    require_possible(goal, method)
+    clock = Clock()
+    with clock("trace"):
+        batches = Stream(calibration)
+        traced = _prunable(model, batches.first, keep_class=keep_class, only=only, exclude=exclude)
+        widths_by_group(traced.structure, goal.widths)  # a name that does not exist is refused before the work
+        method = runnable(method, traced, goal)
+    with clock("split"):
+        data = split(model, batches, held_out=method.holds_out)
+    with clock("measure"):
+        acceptance = acceptance_for(model, goal, method, data)
+        if acceptance is not None and tolerance is not None:
+            acceptance.require_enough(tolerance)
+    with clock("calibrate"):
+        are_scores = acceptance is not None and acceptance.what == "accuracy"
+        seen = calibrate(traced, data, method, progress, are_scores=are_scores)
+    with clock("rank"):
+        rankings = rank(seen, progress)
+    with clock("allocate"):
+        allocation = allocate(seen, rankings, goal, acceptance, progress)
+    with clock("recover"):
+        recovered = recover(seen, allocation, progress)
+    with clock("apply"):
+        smaller = apply(model, recovered.plan)
+    with clock("verify"):
+        proof = verify(model, recovered.plan, smaller, traced.inputs)
+        if traced.form is not None:
+            agree(model, traced.form.host, traced.inputs)
+    with clock("measure"):
+        score = score_of(smaller, allocation, recovered, acceptance)
+    report = make_report(seen, allocation, recovered, smaller, proof, score, clock.seconds)
+    for warning in report.warnings:
+        warnings.warn(warning, RecoupWarning, stacklevel=2)
+    return Result(smaller, recovered.plan, report)
+
+
+def inspect(
+    model: nn.Module,
+    example: Any,
+    *,
+    keep_class: bool = False,
+    only: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+) -> Inspection:
+    """A dry run: groups, widths, costs, what is locked and why. Print it."""
+    traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude)
+    return inspect_structure(model, traced.structure)
+
+
+def _prunable(
+    model: nn.Module, example: Any, *, keep_class: bool, only: Iterable[str], exclude: Iterable[str]
+) -> Traced:
+    """The structure to work on: that of the standalone form only if one graph serves every batch size.
+
+    Raises:
+        LockedError: nothing can be pruned.
+    """
+    traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude)
+    try:
+        traced.host  # noqa: B018  # made here, to know that it can be
+    except CaptureError as error:
+        warnings.warn(f"only what the model's own class holds is pruned: {error}", RecoupWarning, stacklevel=3)
+        traced = trace(model, example, keep_class=True, only=only, exclude=exclude)
+    if traced.structure.prunable:
+        return traced
+    reasons = {reason: None for group in traced.structure.groups for reason in group.reasons}
+    raise LockedError(
+        f"nothing in {type(model).__name__} can be pruned, all {len(traced.structure.groups)} groups of channels are "
+        f"locked: {'; '.join(list(reasons)[:5]) or 'no layer reads another'}. `recoup.inspect` lists them all."
+    )

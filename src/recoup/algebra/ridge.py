@@ -1,0 +1,154 @@
+"""Least squares from moments, shrunk towards weights that are known already: one solver, two kinds of targets.
+
+    a    inputs (d,), t targets (N,): t ≈ W^T a + b
+    G    covariance of a (d, d),  Q  covariance of a and t (d, N)
+    W0   prior weight (d, N)
+    W  = W0 + (G + λI)^-1 (Q - G W0)                         λ = 0: least squares; λ → ∞: W0
+    b  = mean(t) - W^T mean(a)
+
+Compensation has the layer's own output for a target, y = W_all^T a_all, of which the kept inputs S remain and P are
+pruned. With the layer's own weights as the prior, Q - G_SS W_S = G_SP W_P: only covariances of the original network are
+needed, and keeping everything changes nothing.
+
+In the pruned network inputs have drifted and targets are the original's outputs; both are then seen together as rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recoup.algebra.linalg import Factor, add_ridge, factorise, live_rows
+from recoup.algebra.moments import Moments
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compensated:
+    """The refitted weight (d, N) with zero rows where pruned, and what it costs.
+
+    `residual` (N,) is the expected squared error per output, `variance` (N,) the output's own variance;
+    `ridge` the absolute amount added to the diagonal, `condition` a lower bound of the system's condition.
+    """
+
+    weight: Tensor
+    residual: Tensor
+    variance: Tensor
+    ridge: float
+    condition: float
+
+    @property
+    def relative_residual(self) -> float:
+        """Expected squared error of all outputs over their variance; 0 for a layer whose output never varies."""
+        total = float(self.variance.sum())
+        return float(self.residual.sum()) / total if total > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fitted:
+    """A weight (d, N) with its bias (N,), the relative ridge it was found with (inf: it is the prior), and λ itself."""
+
+    weight: Tensor
+    bias: Tensor
+    ridge: float
+    amount: float
+    condition: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """Moments of inputs and targets together; `centred` is false for a layer that has no bias to hold a mean."""
+
+    moments: Moments
+    inputs: int
+    centred: bool = True
+
+    @property
+    def second(self) -> Tensor:
+        """What the fit minimises over (d + N, d + N): the covariance, or without a bias the second moments."""
+        if self.centred:
+            return self.moments.covariance
+        return self.moments.covariance + torch.outer(self.moments.mean, self.moments.mean)
+
+    @property
+    def means(self) -> tuple[Tensor, Tensor]:
+        """Of the inputs (d,) and of the targets (N,)."""
+        return self.moments.mean[: self.inputs], self.moments.mean[self.inputs :]
+
+    def error(self, fitted: Fitted) -> Tensor:
+        """Expected squared error of every output (N,) on the rows seen."""
+        second, d, W = self.second, self.inputs, fitted.weight
+        spread = second[d:, d:].diagonal() - 2 * (W * second[:d, d:]).sum(0) + (W * (second[:d, :d] @ W)).sum(0)
+        if not self.centred:
+            return spread.clamp(min=0)
+        a, t = self.means
+        return spread.clamp(min=0) + (t - fitted.bias - a @ W).square()
+
+    def variance(self) -> Tensor:
+        """Of every target (N,)."""
+        return self.second.diagonal()[self.inputs :]
+
+
+def compensate(covariance: Tensor, weight: Tensor, keep: Tensor, *, ridge: float, name: str = "layer") -> Compensated:
+    """The weight that best restores y = W^T a from the rows where `keep` (d,) is true.
+
+    Raises:
+        IllConditionedError: the kept block of the covariance is singular at this ridge.
+    """
+    variance = _energy(covariance, weight)
+    if bool(keep.all()):
+        return Compensated(weight.clone(), torch.zeros_like(variance), variance, 0.0, 1.0)
+    live = live_rows(covariance)
+    solved = (keep & live).nonzero().squeeze(1)
+    pruned = (~keep & live).nonzero().squeeze(1)
+    fitted = torch.where(keep[:, None], weight, torch.zeros_like(weight))
+    amount, condition = 0.0, 1.0
+    if solved.numel() and pruned.numel():
+        factor, amount = _system(covariance[solved][:, solved], ridge, name)
+        condition = factor.condition
+        fitted[solved] += factor.solve(covariance[solved][:, pruned] @ weight[pruned])
+    return Compensated(fitted, _energy(covariance, weight - fitted), variance, amount, condition)
+
+
+def rescale_variance(covariance: Tensor, fitted: Compensated) -> Compensated:
+    """`fitted` with every output scaled so that its variance is the original one, as the authors' code does."""
+    after = _energy(covariance, fitted.weight)
+    usable = (after > 0) & (fitted.variance > 0)
+    scale = torch.where(usable, (fitted.variance / after.clamp(min=torch.finfo(after.dtype).tiny)).sqrt(), 1.0)
+    weight = fitted.weight * scale
+    # y - s ŷ with ŷ = fitted: E = var_old + s² var_new - 2 s cov, and cov follows from the known residual.
+    shared = (fitted.variance + after - fitted.residual) / 2
+    residual = (fitted.variance + scale.square() * after - 2 * scale * shared).clamp(min=0)
+    return Compensated(weight, residual, fitted.variance, fitted.ridge, fitted.condition)
+
+
+def shrunk(joint: Joint, prior: Tensor, ridges: Sequence[float], name: str = "layer") -> list[Fitted]:
+    """A fit for each relative ridge; infinity stands for the prior weight with the bias that suits it."""
+    second, d = joint.second, joint.inputs
+    live = live_rows(second[:d, :d]).nonzero().squeeze(1)
+    G = second[live][:, live]
+    missing = (second[:d, d:] - second[:d, :d] @ prior)[live]
+    found = []
+    for ridge in ridges:
+        weight, amount, condition = prior.clone(), 0.0, 1.0
+        if ridge < float("inf") and live.numel():
+            factor, amount = _system(G, ridge, name)
+            condition = factor.condition
+            weight[live] += factor.solve(missing)
+        a, t = joint.means
+        bias = t - a @ weight if joint.centred else torch.zeros_like(t)
+        found.append(Fitted(weight, bias, ridge, amount, condition))
+    return found
+
+
+def _system(G: Tensor, ridge: float, name: str) -> tuple[Factor, float]:
+    """The factor of G + λI, and λ."""
+    system, amount = add_ridge(G, ridge)
+    return factorise(system, name), amount
+
+
+def _energy(covariance: Tensor, weight: Tensor) -> Tensor:
+    """w_n^T G w_n for every column n: the variance of each output (N,)."""
+    return (weight * (covariance @ weight)).sum(dim=0).clamp(min=0)

@@ -1,0 +1,119 @@
+"""The paper's binary structural search with step constraint, as a strategy.
+
+Visit i = 1..L units (layers, or residual blocks) in order. Unit i may bring the accuracy drop to τ_i = τ · i / L (step
+constraint) or τ (global). Bisect its sparsity in [0, 1) for k steps: prune and compensate at the midpoint, measure;
+a drop of τ_i or more lowers the upper end, less raises the lower end, whose channels are kept in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from recoup.allocation.goal import Proposal
+from recoup.allocation.widths import Widths
+from recoup.channels.groups import Structure
+from recoup.errors import LockedError
+from recoup.judge.acceptance import Verdict
+from recoup.progress import Progress, silent
+from recoup.tracing.trace import Traced
+
+Constraint = Literal["step", "global"]
+Order = Literal["bottom-up", "top-down", "random"]
+Unit = Literal["layer", "block"]
+
+
+class BinarySettings(Protocol):
+    """What the search can be told; the fields of `recoup.Paper`."""
+
+    @property
+    def steps(self) -> int: ...  # noqa: D102 - described in recoup.Paper
+
+    @property
+    def constraint(self) -> Constraint: ...  # noqa: D102
+
+    @property
+    def order(self) -> Order: ...  # noqa: D102
+
+    @property
+    def unit(self) -> Unit: ...  # noqa: D102
+
+    @property
+    def classifier(self) -> bool: ...  # noqa: D102
+
+    @property
+    def seed(self) -> int: ...  # noqa: D102
+
+
+def bisections(
+    traced: Traced, widths: Widths, settings: BinarySettings, tolerance: float, progress: Progress = silent
+) -> Generator[Proposal, Verdict, None]:
+    """Candidates of the search, unit after unit."""
+    units = visiting_order(traced, settings, widths.limits.widths)
+    if not units and widths.limits.widths:
+        return
+    if not units:
+        raise LockedError(
+            "the search has nothing to visit: all that can be pruned is read by the last layer, which the paper "
+            "spares. Use Paper(classifier=True), or ask for a budget."
+        )
+    keep = yield from _without_dead(widths, tolerance / len(units))
+    for i, unit in enumerate(units, start=1):
+        allowed = tolerance * (i / len(units) if settings.constraint == "step" else 1.0)
+        keep = yield from _bisected(unit, widths, keep, allowed, settings.steps)
+        progress("search", i * settings.steps, len(units) * settings.steps)
+
+
+def visiting_order(traced: Traced, settings: BinarySettings, by_hand: Collection[str] = ()) -> list[tuple[str, ...]]:
+    """The units to visit, as names of groups; those whose width is given by hand are left out."""
+    structure = traced.structure
+    spared = {*by_hand, *(() if settings.classifier else _read_by_last_layer(structure))}
+    prunable = [group.name for group in structure.prunable if group.name not in spared]
+    blocks = traced.blocks if settings.unit == "block" else tuple((name,) for name in prunable)
+    units = [tuple(name for name in block if name in prunable) for block in blocks]
+    return _ordered([unit for unit in units if unit], settings)
+
+
+def _without_dead(widths: Widths, allowed: float) -> Generator[Proposal, Verdict, Tensor]:
+    """The mask without dead channels if that costs nothing to speak of, otherwise with everything."""
+    whole, live = widths.start(), widths.start(without_dead=True)
+    if torch.equal(whole, live):
+        return whole
+    verdict = yield Proposal(live, ("dead channels",), 0.0, allowed, float(live.sum()))
+    return live if verdict.bound < allowed else whole
+
+
+def _bisected(
+    unit: tuple[str, ...], widths: Widths, keep: Tensor, allowed: float, steps: int
+) -> Generator[Proposal, Verdict, Tensor]:
+    """The best mask for a unit."""
+    groups = tuple(widths.structure.group(name) for name in unit)
+    low, high = 0.0, 1.0
+    best = keep
+    for _ in range(steps):
+        sparsity = (low + high) / 2
+        candidate = widths.keep(groups, 1 - sparsity, keep)
+        verdict = yield Proposal(candidate, unit, 1 - sparsity, allowed, float(candidate.sum()))
+        if verdict.bound < allowed:
+            low, best = sparsity, candidate
+        else:
+            high = sparsity
+    return best
+
+
+def _ordered(units: list[tuple[str, ...]], settings: BinarySettings) -> list[tuple[str, ...]]:
+    if settings.order == "top-down":
+        return units[::-1]
+    if settings.order == "random":
+        generator = torch.Generator().manual_seed(settings.seed)
+        return [units[i] for i in torch.randperm(len(units), generator=generator).tolist()]
+    return units
+
+
+def _read_by_last_layer(structure: Structure) -> set[str]:
+    """Groups read by a layer whose outputs the model returns as they are, not joined with anything else."""
+    last = {group.producers[0] for group in structure.groups if group.returned and len(group.producers) == 1}
+    return {group.name for group in structure.groups if any(reader in last for reader in group.consumers)}

@@ -1,0 +1,153 @@
+"""Measured allocation on a network: the output error each group causes, and the widths for a share of the cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from recoup.algebra.selection import Ranking
+from recoup.allocation.lagrangian import ErrorCurve, cheapest, error_curve
+from recoup.allocation.widths import Widths
+from recoup.channels.cost_model import CostModel, Timing, latency_model, macs_model, parameter_model
+from recoup.channels.groups import Group
+from recoup.config import Budget
+from recoup.errors import BudgetError, UsageError
+from recoup.judge.output_error import Reference
+from recoup.progress import Progress, silent
+from recoup.recovery.one_pass import one_pass_weights
+from recoup.statistics.calibrate import Calibration
+
+# The shares of a group's channels that are kept when its error is measured. The error grows evenly while it is small
+# and much faster when the network falls apart: one measurement cannot tell where that begins.
+LEVELS = (0.75, 0.25)
+# A cost is a sum of products in floating point.
+ROUNDING = 1e-9
+# Why something is left when everything is cut, where it is not only what is locked.
+_REST = {"latency": "the rest is locked, or its time does not depend on widths"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Allocator:
+    """Knows what every width of every group would do and cost, and so the mask for every share of the cost."""
+
+    widths: Widths
+    curves: Mapping[str, ErrorCurve]
+    costs: CostModel
+
+    @property
+    def whole(self) -> float:
+        """The cost of the network as it is."""
+        return self.costs.total({name: curve.width for name, curve in self.curves.items()})
+
+    @property
+    def least(self) -> float:
+        """The smallest share of the cost that can be reached."""
+        return self.costs.total({name: curve.least for name, curve in self.curves.items()}) / self.whole
+
+    def keep(self, share: float) -> Tensor:
+        """The mask that costs at most `share` and causes the least error."""
+        target = share
+        for _ in range(20):  # widths are rounded up to multiples, and layers that would be empty get a channel back
+            counts = cheapest(self.curves, self.costs, target * self.whole)
+            mask = self._mask(counts)
+            reached = self.share(mask)
+            if reached <= share or target <= self.least:
+                break
+            target *= share / reached
+        return mask
+
+    def _mask(self, counts: Mapping[str, int]) -> Tensor:
+        structure = self.widths.structure
+        keep = structure.keep_all()
+        for name, count in counts.items():
+            keep = self.widths.cut(structure.group(name), count, keep)
+        return keep
+
+    def counts(self, mask: Tensor) -> dict[str, int]:
+        """How many channels of every group a mask keeps."""
+        structure = self.widths.structure
+        return {name: int(mask[structure.group(name).channels].sum()) for name in self.curves}
+
+    def share(self, mask: Tensor) -> float:
+        """What a mask costs: like the best channels of every group, as many as it keeps."""
+        return self.costs.total(self.counts(mask)) / self.whole
+
+
+def measure_errors(
+    calibration: Calibration,
+    rankings: Mapping[str, Ranking],
+    widths: Widths,
+    reference: Reference,
+    progress: Progress = silent,
+    *,
+    levels: Sequence[float] = LEVELS,
+) -> dict[str, ErrorCurve]:
+    """The error curve of every prunable group: runs of the network with that group alone cut and compensated.
+
+    It is cut to these `levels`.
+    """
+    curves = {}
+    groups = calibration.structure.prunable
+    for number, group in enumerate(groups, start=1):
+        curves[group.name] = _curve(calibration, group, rankings[group.name], widths, reference, levels)
+        progress("measure groups", number, len(groups))
+    return curves
+
+
+def cost_model(
+    calibration: Calibration, widths: Widths, of: str = "macs", timings: Mapping[str, Timing] | None = None
+) -> CostModel:
+    """What widths cost: in MACs, in parameters, or in seconds, which needs the `timings` of operations."""
+    structure, traced = calibration.structure, calibration.traced
+    orders = {group.name: widths.order(group) for group in structure.prunable}
+    if of == "latency":
+        if timings is None:
+            raise UsageError("widths for a latency need timings: pass those of recoup.allocation.timing.")
+        return latency_model(structure, orders, timings, traced.standalone.layouts)
+    return macs_model(structure, orders) if of == "macs" else parameter_model(structure, orders, traced.host)
+
+
+def _curve(
+    calibration: Calibration,
+    group: Group,
+    ranking: Ranking,
+    widths: Widths,
+    reference: Reference,
+    levels: Sequence[float],
+) -> ErrorCurve:
+    if ranking.loss is None:
+        raise UsageError(
+            f"{group.name}: measured widths need a selector that knows the loss at every width, such as 'backward'. "
+            "Choose one of those, or method='paper'."
+        )
+    staying = group.width - group.free
+    measured = {}
+    for level in levels:
+        count = staying + max(0 if staying else 1, round(level * group.free))
+        keep = widths.cut(group, count, widths.live())
+        measured[int(keep[group.channels].sum())] = reference.error(one_pass_weights(calibration, keep))
+    least, most = max(1, widths.least(group)), widths.limits.most(group.name, group.width)
+    return error_curve(ranking.loss, measured, least, most)
+
+
+def keep_within(allocator: Allocator, budget: Budget) -> Tensor:
+    """The mask for a budget.
+
+    Raises:
+        BudgetError: even the fewest channels per group cost more than the budget allows.
+    """
+    if budget.share < allocator.least:
+        raise BudgetError(
+            f"keeping {budget.share:.1%} of the {budget.of} is out of reach: with every prunable group cut to its last "
+            f"channel {allocator.least:.1%} remain, because {_REST.get(budget.of, allocator.widths.rest)}. "
+            "`recoup.inspect` lists what is locked and why."
+        )
+    keep = allocator.keep(budget.share)
+    if allocator.share(keep) > budget.share * (1 + ROUNDING):
+        raise BudgetError(
+            f"keeping {budget.share:.1%} of the {budget.of} is out of reach: with widths as they have to be "
+            f"{allocator.share(keep):.1%} remain. Allow more, or smaller multiples."
+        )
+    return keep

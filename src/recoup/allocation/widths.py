@@ -1,0 +1,125 @@
+"""From a share of channels to the mask that keeps the best of them, at widths the hardware likes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from recoup.algebra.selection import Ranking
+from recoup.channels.groups import Group, Structure
+from recoup.config import Limits, multiple_on
+from recoup.statistics.calibrate import Calibration, dead_channels
+
+# A share such as 0.7 of 10 channels is 7 of them, though 0.7 * 10 > 7 in floating point.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Widths:
+    """Turns shares into masks: the ranking of every group, and the dead channels that go in any case.
+
+    Every layer makes a multiple of `multiple_of` outputs, or as many as it did: the next best channels stay for that.
+    A group keeps no fewer and no more channels than the `limits` say; a width by hand is kept to the channel.
+    """
+
+    structure: Structure
+    rankings: Mapping[str, Ranking]
+    dead: Tensor
+    multiple_of: int = 1
+    limits: Limits = field(default_factory=lambda: Limits({}))
+
+    def start(self, *, without_dead: bool = False) -> Tensor:
+        """All channels but for the groups that have a width by hand; the dead ones of the others go if asked."""
+        keep = self.live() if without_dead else self.structure.keep_all()
+        for group in self.structure.prunable:
+            if group.name in self.limits.widths:
+                keep = self.cut(group, group.width, keep)
+        return keep
+
+    def live(self) -> Tensor:
+        """All channels but the dead ones that go in any case."""
+        keep = self.structure.keep_all()
+        for group in self.structure.prunable:
+            keep[group.channels] &= ~self._gone(group)
+        return keep
+
+    def keep(self, groups: Iterable[Group], share: float, start: Tensor) -> Tensor:
+        """`start` with each of `groups` cut to the best `share` of its free channels; no layer is left empty."""
+        keep = start
+        for group in groups:
+            count = group.width - group.free + math.ceil(share * group.free - ROUNDING)
+            keep = self.cut(group, count, keep)
+        return keep
+
+    def cut(self, group: Group, count: int, start: Tensor) -> Tensor:
+        """`start` with `group` cut to the best `count` channels, or a few more where a layer needs them."""
+        keep, order = start.clone(), self.order(group)
+        count = min(max(count, self.least(group)), self.limits.most(group.name, group.width))
+        keep[group.channels] = False
+        keep[order[:count]] = True
+        if group.name in self.limits.widths:
+            return self.structure.refill(keep, order)
+        # Where a layer is dead as a whole, `dead` spares a channel: the next cut must find that one and no other.
+        spared_first = order[self.dead[order].long().argsort(stable=True)]
+        gone = self._gone(group)
+        keep[group.channels] &= ~gone
+        spared = order[~gone[order - group.start] & ~keep[order]]
+        keep[spared[: max(0, self.least(group) - int(keep[group.channels].sum()))]] = True
+        keep = self.structure.refill(keep, spared_first)
+        return self._rounded(keep, group, order)
+
+    def least(self, group: Group) -> int:
+        """The fewest channels that the group may be cut to."""
+        return max(self.limits.least(group.name, group.width), group.width - group.free)
+
+    def order(self, group: Group) -> Tensor:
+        """The group's channels, by their numbers among all channels, the best first."""
+        return self.rankings[group.name].order.cpu() + group.start
+
+    @property
+    def rest(self) -> str:
+        """For messages: why something is left when every group is cut as far as it may be."""
+        held = self.limits.widths or self.limits.min_width > 1
+        return "the rest is locked" + (", or held by widths= and min_width=" if held else "")
+
+    def _gone(self, group: Group) -> Tensor:
+        """Which of the group's channels go because they are dead: not those that keep it at its least width."""
+        gone, order = self.dead[group.channels].clone(), self.order(group) - group.start
+        missing = self.least(group) - int((~gone).sum())
+        gone[order[gone[order]][: max(0, missing)]] = False
+        return gone
+
+    def _rounded(self, keep: Tensor, group: Group, order: Tensor) -> Tensor:
+        """`keep` with channels put back until every layer's outputs are a multiple."""
+        if self.multiple_of == 1:
+            return keep
+        outputs = self._outputs(group)
+        while any(self._put_one_back(keep, channel_of, order) for channel_of in outputs):
+            pass
+        return keep
+
+    def _put_one_back(self, keep: Tensor, channel_of: Tensor, order: Tensor) -> bool:
+        """Keep the best of a layer's lost channels after all if its outputs are no multiple; whether one was."""
+        if int(self.structure.keep_indices(channel_of, keep).sum()) % self.multiple_of == 0:
+            return False
+        lost = order[~keep[order] & torch.isin(order, channel_of)]
+        keep[lost[:1]] = True
+        return len(lost) > 0
+
+    def _outputs(self, group: Group) -> list[Tensor]:
+        """The channel of each output of every layer that makes some of the group's."""
+        made = {(product.weight, product.output_dim) for product in self.structure.products}
+        sites = [site.channel_of for site in self.structure.sites if (site.tensor, site.dim) in made]
+        low, high = group.start, group.start + group.width
+        return [of for of in sites if bool(((of >= low) & (of < high)).any())]
+
+
+def widths_for(calibration: Calibration, rankings: Mapping[str, Ranking], limits: Limits | None = None) -> Widths:
+    """What turns shares into masks for this calibration."""
+    device = next((tensor.device.type for tensor in calibration.parameters.values()), "cpu")
+    multiple_of = multiple_on(calibration.method, device)
+    return Widths(calibration.structure, rankings, dead_channels(calibration), multiple_of, limits or Limits({}))

@@ -1,0 +1,1 @@
+"""Which channels belong together: labels are propagated through the graph and resolved into groups."""

@@ -1,0 +1,59 @@
+"""Residual blocks: the groups that live between a fork of the network and the addition that ends it."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from recoup.channels.groups import Structure
+from recoup.graph.capture import Captured
+from recoup.operators.names import operation_name
+
+
+def residual_blocks(structure: Structure, captured: Captured) -> tuple[tuple[str, ...], ...]:
+    """Groups made inside each block, bottom-up; a group in no block stands alone.
+
+    A node lies inside the block of an addition when it leads to exactly one of the two operands. A group that the
+    addition itself joins (the residual stream) is not inside, nor is one that an inner block has already.
+    """
+    ancestors = _ancestors(captured.graph)
+    bit = {node.name: 1 << number for number, node in enumerate(captured.graph.nodes)}
+    group_of = {producer: group.name for group in structure.groups for producer in group.producers}
+    made_by = {
+        p.node: group_of.get(p.weight.removesuffix(".weight")) for p in structure.products if p.input_dim is not None
+    }
+    streams = {group.name for group in structure.groups if len(group.producers) > 1}
+    taken: dict[str, int] = {}
+    for number, (left, right) in enumerate(_additions(captured.graph)):
+        inside = ancestors[left] ^ ancestors[right]
+        for node, name in made_by.items():
+            if name is not None and name not in streams and bit[node] & inside:
+                taken.setdefault(name, number)
+    return _in_order([group.name for group in structure.prunable], taken)
+
+
+def _ancestors(graph: fx.Graph) -> dict[fx.Node, int]:
+    """For every node, the set of nodes it depends on, itself included, as the bits of an integer."""
+    known: dict[fx.Node, int] = {}
+    for number, node in enumerate(graph.nodes):
+        known[node] = 1 << number
+        for source in node.all_input_nodes:
+            known[node] |= known[source]
+    return known
+
+
+def _additions(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
+    """Operand pairs of every addition of two computed tensors."""
+    found = []
+    for node in graph.nodes:
+        if node.op == "call_function" and operation_name(node.target) == "add":
+            operands = [value for value in node.args[:2] if isinstance(value, fx.Node)]
+            if len(operands) == 2 and all(value.op == "call_function" for value in operands):
+                found.append((operands[0], operands[1]))
+    return found
+
+
+def _in_order(names: list[str], block_of: dict[str, int]) -> tuple[tuple[str, ...], ...]:
+    steps: dict[object, list[str]] = {}
+    for name in names:
+        steps.setdefault(block_of.get(name, name), []).append(name)
+    return tuple(tuple(step) for step in steps.values())

@@ -1,0 +1,44 @@
+"""What a network costs at given widths: multiply-accumulates of its layers, and parameters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from recoup.channels.groups import Structure
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Multiply-accumulates of one sample in convolutions and linear layers, and number of parameters."""
+
+    macs: int
+    parameters: int
+
+
+def cost(structure: Structure, model: nn.Module, keep: Tensor | None = None) -> Cost:
+    """The cost of `model` when only the channels in `keep` remain; of the whole model without it."""
+    mask = structure.keep_all() if keep is None else keep
+    return Cost(sum(macs_by_call(structure, mask).values()), _parameters(structure, model, mask))
+
+
+def macs_by_call(structure: Structure, keep: Tensor) -> dict[str, int]:
+    """Multiply-accumulates of every call of a layer, by the name of its node in the graph."""
+    widths = {
+        (site.tensor, site.dim): int(structure.keep_indices(site.channel_of, keep).sum()) for site in structure.sites
+    }
+
+    def width(tensor: str, dim: int) -> int:
+        return widths.get((tensor, dim), structure.shapes[tensor][dim])
+
+    return {p.node: p.positions * p.kernel * width(p.weight, 0) * width(p.weight, 1) for p in structure.products}
+
+
+def _parameters(structure: Structure, model: nn.Module, keep: Tensor) -> int:
+    sizes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    for piece in structure.slices(keep):
+        if piece.tensor in sizes:
+            sizes[piece.tensor][piece.dim] = len(piece.kept)
+    return sum(math.prod(size) for size in sizes.values())

@@ -1,0 +1,373 @@
+"""Groups of channels that can only go together, resolved from the constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from recoup.channels.propagate import Propagated
+from recoup.channels.rectangles import Resolution, make_rectangular, resolution
+from recoup.graph.capture import Captured
+from recoup.labels.arrays import components, compress, core, varying_dims
+from recoup.labels.constraints import RETURNED, Constraints, Product
+from recoup.plan import Slice
+
+# Reasons listed per group: enough to act on, short enough to read.
+REASONS_SHOWN = 3
+SINGLE = "all of it is one channel: its layers make a single one, or an operation ties them together"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Channels start..start+width-1: made by `producers`, read by `consumers` (layer names).
+
+    `locked` (width,) marks channels that have to stay; `reasons` says why, by operation and module. `returned` is true
+    when the model returns some of them.
+    """
+
+    name: str
+    start: int
+    width: int
+    producers: tuple[str, ...]
+    consumers: tuple[str, ...]
+    locked: Tensor
+    reasons: tuple[str, ...]
+    returned: bool
+
+    @property
+    def channels(self) -> slice:
+        """Where the group's channels lie in a mask over all channels."""
+        return slice(self.start, self.start + self.width)
+
+    @property
+    def free(self) -> int:
+        """How many of its channels may go."""
+        return self.width - int(self.locked.sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """Index i along `dim` of a parameter or buffer belongs to channel `channel_of[i]`; -1 stays in any case."""
+
+    tensor: str
+    dim: int
+    channel_of: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Consumer:
+    """A layer that reads channels and can be refitted. `inputs` and `outputs` say which channel each index is.
+
+    Layers that share a weight are one consumer with several `biases`; a layer without a place for one has none.
+    `input_dim` is the dim of the weight that `inputs` lie along, 0 or 1; `outputs` lie along the other.
+    """
+
+    name: str
+    weight: str
+    biases: tuple[str, ...]
+    kernel: int
+    input_dim: int
+    inputs: Tensor
+    outputs: Tensor
+    node: str
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """All that pruning has to know of a network's wiring.
+
+    `values` are the channels of every value in the graph that consists of channels alone.
+    """
+
+    groups: tuple[Group, ...]
+    sites: tuple[Site, ...]
+    values: tuple[Tensor, ...]
+    consumers: tuple[Consumer, ...]
+    products: tuple[Product, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def width(self) -> int:
+        """Number of channels in all groups together."""
+        return sum(group.width for group in self.groups)
+
+    @property
+    def prunable(self) -> tuple[Group, ...]:
+        """Groups that can lose a channel: at least one is free and one remains."""
+        return tuple(group for group in self.groups if group.free and group.width > 1)
+
+    @property
+    def locked(self) -> Tensor:
+        """Mask over all channels of those that have to stay."""
+        masks = [g.locked if g.width > 1 else torch.ones_like(g.locked) for g in self.groups]
+        return torch.cat(masks) if masks else torch.zeros(0, dtype=torch.bool)
+
+    def group(self, name: str) -> Group:
+        """The group of that name."""
+        return next(group for group in self.groups if group.name == name)
+
+    def consumers_of(self, group: Group) -> tuple[Consumer, ...]:
+        """Layers that read at least one of the group's channels."""
+        return tuple(consumer for consumer in self.consumers if consumer.name in group.consumers)
+
+    def keep_all(self) -> Tensor:
+        """The mask that keeps every channel."""
+        return torch.ones(self.width, dtype=torch.bool)
+
+    def keep_indices(self, channel_of: Tensor, keep: Tensor) -> Tensor:
+        """Bool mask over the indices of a site, given the mask over all channels."""
+        return (channel_of < 0) | keep[channel_of.clamp(min=0)]
+
+    def slices(self, keep: Tensor) -> tuple[Slice, ...]:
+        """What `keep` leaves of every parameter and buffer it touches."""
+        cut = ((site, self.keep_indices(site.channel_of, keep)) for site in self.sites)
+        return tuple(Slice(s.tensor, s.dim, mask.nonzero().squeeze(1)) for s, mask in cut if not bool(mask.all()))
+
+    @cached_property
+    def _never_empty(self) -> list[tuple[int, int, Tensor]]:
+        """Every distinct set of channels of which one has to remain, with its first and last: sites, then values."""
+        found = (channels.unique() for channels in (*(site.channel_of for site in self.sites), *self.values))
+        distinct = {channels.numpy().tobytes(): channels for channels in found if len(channels)}
+        ends = ((int(channels[0]), int(channels[-1]), channels) for channels in distinct.values())
+        return [(first, last, channels) for first, last, channels in ends if first >= 0]
+
+    def refill(self, keep: Tensor, order: Tensor) -> Tensor:
+        """`keep` with the first channel in `order` put back wherever a layer or a value would be left without any.
+
+        A part of what a layer makes, as a split gives it, may be a value that no parameter belongs to.
+        """
+        filled = keep.clone()
+        low, high = (int(order.min()), int(order.max())) if len(order) else (0, -1)
+        for first, last, channels in self._never_empty:
+            if last < low or first > high:
+                continue
+            if not bool(filled[channels].any()):
+                filled[order[torch.isin(order, channels)][:1]] = True
+        return filled
+
+    def masks(self, keep: Tensor) -> dict[str, Tensor]:
+        """`keep` split by group."""
+        return {group.name: keep[group.channels] for group in self.groups}
+
+    def lock(self, names: Mapping[str, str]) -> Structure:
+        """The same structure with whole groups locked, {name: reason}."""
+        return replace(
+            self,
+            groups=tuple(
+                replace(g, locked=torch.ones_like(g.locked), reasons=(names[g.name], *g.reasons)[:REASONS_SHOWN])
+                if g.name in names
+                else g
+                for g in self.groups
+            ),
+        )
+
+
+def resolve(propagated: Propagated, model: nn.Module, captured: Captured) -> tuple[Structure, Tensor]:
+    """Groups, sites and consumers from what was propagated, and the channel number of every label (-1: none)."""
+    constraints = propagated.constraints
+    _lock_double_uses(constraints)
+    _lock_lone_channels(propagated, make_rectangular(constraints))
+    state = resolution(constraints)
+    numbering, groups = _number_channels(constraints, state)
+    sites = (*_sites(constraints, numbering), *_sites_of_elements(constraints, numbering))
+    consumers = _consumers(constraints, numbering, model)
+    groups = tuple(_with_consumers(group, consumers) for group in groups)
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
+    shapes |= {captured.tensors[name]: tuple(value.shape) for name, value in captured.values.items()}
+    values = _values(propagated, numbering)
+    return Structure(groups, sites, values, consumers, tuple(constraints.products), shapes), numbering
+
+
+def without(structure: Structure, tensors: frozenset[str]) -> Structure:
+    """The structure of a model that does not have these tensors."""
+    sites = tuple(site for site in structure.sites if site.tensor not in tensors)
+    shapes = {name: shape for name, shape in structure.shapes.items() if name not in tensors}
+    return replace(structure, sites=sites, shapes=shapes)
+
+
+def with_every_bias(structure: Structure) -> Structure:
+    """The structure of a standalone form, in which every layer that could have a bias has one."""
+    names: dict[str, list[str | None]] = {}
+    for product in structure.products:
+        names.setdefault(product.weight, []).append(product.bias)
+    biases = {
+        weight: tuple(dict.fromkeys(n for n in given if n)) for weight, given in names.items() if None not in given
+    }
+    return replace(structure, consumers=tuple(replace(c, biases=biases.get(c.weight, ())) for c in structure.consumers))
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer by every name it goes by."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def place_of_bias(model: nn.Module, tensors: Mapping[str, Tensor], product: Product) -> str | None:
+    """Name of the bias that the call adds, now or once its layer has one; None where there is no place for it."""
+    module = model.get_submodule(product.where)
+    if product.weight not in tensors or module._parameters.get("weight") is not tensors[product.weight]:
+        return None
+    if product.bias is not None and product.bias in tensors:
+        return product.bias if module._parameters.get("bias") is tensors[product.bias] else None
+    return f"{product.where}.bias" if isinstance(module, (_ConvNd, nn.Linear)) and module.bias is None else None
+
+
+def numbers(labels: Tensor, numbering: Tensor) -> Tensor:
+    """Channel numbers in the place of labels, -1 for what is no channel."""
+    if not len(numbering):
+        return torch.full_like(labels, -1)
+    return torch.where(labels >= 0, numbering[labels.clamp(min=0)], -1)
+
+
+def _lock_double_uses(constraints: Constraints) -> None:
+    """A weight that one layer sums over its rows and another over its columns cannot be refitted for both."""
+    dims: dict[str, set[int | None]] = {}
+    for product in constraints.products:
+        dims.setdefault(product.weight, set()).add(product.input_dim)
+    for weight in (name for name, used in dims.items() if len(used) > 1):
+        for dim in (0, 1):
+            if (weight, dim) in constraints.sites:
+                constraints.lock(constraints.sites[weight, dim], f"{weight} is used in two ways")
+
+
+def _lock_lone_channels(propagated: Propagated, state: Resolution) -> None:
+    """A value that consists of a single channel would be empty without it."""
+    for labels in _labels(propagated):
+        lone = _lone_channel(labels, state)
+        if lone >= 0:
+            propagated.constraints.lock(torch.tensor([lone]), SINGLE)
+
+
+def _labels(propagated: Propagated) -> Iterator[Tensor]:
+    """Labels of every value in the graph, one by one where a node has several results."""
+    for value in propagated.labels.values():
+        for labels in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(labels, Tensor):
+                yield labels
+
+
+def _lone_channel(labels: Tensor, state: Resolution) -> int:
+    """The channel that a value consists of, or -1."""
+    (small,) = core(labels)
+    ends = state.open(small.flatten()[[0, -1]] if small.numel() else small.flatten())
+    if not len(ends) or int(ends[0]) < 0 or int(ends[0]) != int(ends[-1]):
+        return -1
+    return int(ends[0]) if bool((state.open(small) == ends[0]).all()) else -1
+
+
+def _number_channels(constraints: Constraints, state: Resolution) -> tuple[Tensor, tuple[Group, ...]]:
+    """Channel numbers, consecutive within each group, for every label (-1: no group), and the groups themselves."""
+    numbering = torch.full((constraints.count,), -1)
+    groups: list[Group] = []
+    start = 0
+    group_of = _groups_of(constraints, state)
+    makers: dict[int, list[str]] = {}
+    for block in constraints.blocks:
+        if block.count:
+            makers.setdefault(int(group_of[block.start]), []).append(_layer(block.source))
+    order = group_of.argsort(stable=True)
+    bounds = torch.searchsorted(group_of[order], torch.tensor([[root, root + 1] for root in sorted(makers)]))
+    for root, (low, high) in zip(sorted(makers), bounds.tolist(), strict=True):
+        members = order[low:high]
+        channels, position = state.root[members].unique(return_inverse=True)
+        numbering[members] = start + position
+        groups.append(_group(constraints, state, tuple(makers[root]), start, channels))
+        start += len(channels)
+    return numbering, tuple(groups)
+
+
+def _groups_of(constraints: Constraints, state: Resolution) -> Tensor:
+    """For every label the first label of its group: all that one layer makes is in one group."""
+    stars = [torch.arange(block.start, block.start + block.count) for block in constraints.blocks if block.count]
+    within = [torch.stack([torch.full_like(star, int(star[0])), star]) for star in stars]
+    every = torch.stack([torch.arange(constraints.count), state.root])
+    return components(constraints.count, torch.cat([every, *within], dim=1))
+
+
+def _group(
+    constraints: Constraints, state: Resolution, producers: tuple[str, ...], start: int, channels: Tensor
+) -> Group:
+    locked, reasons = _locks(constraints, state.root, channels)
+    if len(channels) == 1 and not reasons:
+        locked, reasons = torch.ones_like(locked), (SINGLE,)
+    shown, returned = reasons[:REASONS_SHOWN], RETURNED in reasons
+    return Group(producers[0], start, len(channels), producers, (), locked, shown, returned)
+
+
+def _values(propagated: Propagated, numbering: Tensor) -> tuple[Tensor, ...]:
+    """The channels of every value that would be empty without them."""
+    found = (numbers(core(labels)[0], numbering).unique() for labels in _labels(propagated))
+    return tuple(channels for channels in found if len(channels) and int(channels[0]) >= 0)
+
+
+def _sites(constraints: Constraints, numbering: Tensor) -> list[Site]:
+    return [Site(name, dim, numbers(labels, numbering)) for (name, dim), labels in constraints.sites.items()]
+
+
+def _sites_of_elements(constraints: Constraints, numbering: Tensor) -> list[Site]:
+    """Free parameters of several dims, now that it is known along which of them their channels lie."""
+    found = []
+    for name, labels in constraints.elements.items():
+        channels = compress(numbers(labels, numbering))
+        for dim in varying_dims(channels)[:1]:
+            along = channels.movedim(dim, 0).flatten(1).amax(dim=1)
+            if not any(key == (name, dim) for key in constraints.sites):
+                found.append(Site(name, dim, along))
+    return found
+
+
+def _locks(constraints: Constraints, channel_of: Tensor, channels: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+    locked = torch.zeros(len(channels), dtype=torch.bool)
+    reasons: dict[str, None] = {}
+    for lock in constraints.locks:
+        hit = torch.isin(channels, channel_of[lock.labels])
+        if bool(hit.any()):
+            locked |= hit
+            reasons[lock.reason] = None
+    return locked, tuple(reasons)
+
+
+def _consumers(constraints: Constraints, numbering: Tensor, model: nn.Module) -> tuple[Consumer, ...]:
+    """One consumer per weight: a layer that is called twice, or shares its weight, is refitted once."""
+    calls: dict[str, list[Product]] = {}
+    for product in constraints.products:
+        if product.input_dim is not None:
+            calls.setdefault(product.weight, []).append(product)
+    places = _places_of_biases(constraints, model)
+    found = (_consumer(weight, products, constraints, numbering, places) for weight, products in calls.items())
+    return tuple(consumer for consumer in found if bool((consumer.inputs >= 0).any()))
+
+
+def _places_of_biases(constraints: Constraints, model: nn.Module) -> dict[str, str | None]:
+    """For every call of a layer, by node, the name of the bias it has a place for."""
+    tensors = named_tensors(model)
+    return {product.node: place_of_bias(model, tensors, product) for product in constraints.products}
+
+
+def _consumer(
+    weight: str, products: list[Product], constraints: Constraints, numbering: Tensor, places: Mapping[str, str | None]
+) -> Consumer:
+    first = products[0]
+    assert first.input_dim is not None
+    inputs = numbers(constraints.sites[weight, first.input_dim], numbering)
+    outputs = numbers(constraints.sites[weight, first.output_dim], numbering)
+    found = dict.fromkeys(places[product.node] for product in products)
+    biases = () if None in found else tuple(place for place in found if place is not None)
+    return Consumer(_layer(weight), weight, biases, first.kernel, first.input_dim, inputs, outputs, first.node)
+
+
+def _with_consumers(group: Group, consumers: tuple[Consumer, ...]) -> Group:
+    low, high = group.start, group.start + group.width
+    readers = tuple(c.name for c in consumers if bool(((c.inputs >= low) & (c.inputs < high)).any()))
+    if readers:
+        return replace(group, consumers=readers)
+    reasons = (*group.reasons, "no layer reads it")[:REASONS_SHOWN]
+    return replace(group, locked=torch.ones_like(group.locked), reasons=reasons)
+
+
+def _layer(parameter: str) -> str:
+    return parameter.removesuffix(".weight")

@@ -1,0 +1,126 @@
+"""Propagation of channel labels through the captured graph; what it finds out goes into the constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from recoup.graph.capture import Captured, module_path
+from recoup.graph.runner import arguments, call
+from recoup.labels.arrays import FIXED, NONE, compress, constant, varying_dims
+from recoup.labels.constraints import RETURNED, Constraints, TensorRef
+from recoup.operators.call import LabelCall
+from recoup.operators.names import operation_name, writes
+from recoup.operators.record import is_carrier, is_movement, operator_of, unknown
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Propagated:
+    """The constraints, and the labels of every value in the graph by the name of its node."""
+
+    constraints: Constraints
+    labels: Mapping[str, Any]
+
+
+def propagate(captured: Captured, *, sizes_stay: bool = False) -> Propagated:
+    """Follow labels from the inputs to the outputs; what reaches an output is locked."""
+    constraints = Constraints(sizes_stay=sizes_stay)
+    values: dict[fx.Node, Any] = {}
+    for node in captured.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = _placeholder(node, captured)
+        elif node.op == "call_function":
+            values[node] = _compressed(_follow(node, values, constraints))
+        elif node.op == "get_attr":
+            values[node] = None
+        elif node.op == "output":
+            fx.node.map_arg(node.args, lambda result: _lock_output(values[result], constraints))
+    return Propagated(constraints, {node.name: value for node, value in values.items()})
+
+
+def shape_of(value: Any) -> Any:
+    """Size of a recorded result, or a list of sizes."""
+    if isinstance(value, Tensor):
+        return torch.Size(value.shape)
+    return [shape_of(part) for part in value] if isinstance(value, (list, tuple)) else None
+
+
+def _placeholder(node: fx.Node, captured: Captured) -> Any:
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return value
+    name = captured.tensors.get(node.name)
+    if name is not None and name not in captured.constants:
+        return TensorRef(name, captured.values[node.name])
+    if name is not None and not captured.values[node.name].is_floating_point():
+        return TensorRef(name, captured.values[node.name])  # numbers to index by
+    return constant(value.shape, FIXED if value.numel() > 1 else NONE)
+
+
+def _follow(node: fx.Node, values: dict[fx.Node, Any], constraints: Constraints) -> Any:
+    if _is_of_numbers(node, values):
+        return TensorRef(node.name, call(node, lambda source: values[source].value))
+    args, kwargs = arguments(node, values.__getitem__)
+    name, shape = operation_name(node.target), shape_of(node.meta.get("val"))
+    labelled = LabelCall(node.target, name, module_path(node), node.name, args, kwargs, shape)
+    try:
+        result = operator_of(node.target).propagate(labelled, constraints)
+    except (TypeError, ValueError, IndexError, RuntimeError, AttributeError):  # a form of the call no rule expects
+        result = unknown(labelled, constraints)
+    if not _shapes_agree(result, shape):
+        result = unknown(labelled, constraints)
+    if writes(node) and is_movement(node.all_input_nodes[0]):
+        _lock_base(node.all_input_nodes[0], values, constraints, f"{labelled.site} writes into a part of it")
+    if not is_carrier(node):
+        _remember_boxes([*args, *kwargs.values(), result], constraints)
+    return result
+
+
+def _lock_base(view: fx.Node, values: dict[fx.Node, Any], constraints: Constraints, reason: str) -> None:
+    """What is written into through a view keeps its size: in a smaller network the view may be a copy."""
+    while is_movement(view):
+        view = view.all_input_nodes[0]
+    base = values[view]
+    for part in base if isinstance(base, (list, tuple)) else [base]:
+        if isinstance(part, (Tensor, TensorRef)):
+            constraints.lock(constraints.labels_of(part), reason)
+
+
+def _is_of_numbers(node: fx.Node, values: dict[fx.Node, Any]) -> bool:
+    """Whether a tensor is computed from stored indices alone, and so is one."""
+    sources = [values[source] for source in node.all_input_nodes]
+    if not sources or not isinstance(node.meta.get("val"), Tensor) or node.meta["val"].is_floating_point():
+        return False
+    return all(isinstance(value, TensorRef) and not value.value.is_floating_point() for value in sources)
+
+
+def _remember_boxes(values: list[Any], constraints: Constraints) -> None:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            _remember_boxes(list(value), constraints)
+        elif isinstance(value, Tensor) and len(varying_dims(value)) > 1:
+            constraints.boxes.append(value)
+
+
+def _shapes_agree(result: Any, shape: Any) -> bool:
+    if isinstance(result, Tensor):
+        return tuple(result.shape) == tuple(shape)
+    if isinstance(result, (list, tuple)):
+        return all(_shapes_agree(*pair) for pair in zip(result, shape, strict=False))
+    return True
+
+
+def _compressed(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return compress(value)
+    return [_compressed(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _lock_output(value: Any, constraints: Constraints) -> None:
+    for part in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(part, (Tensor, TensorRef)):
+            constraints.lock(constraints.labels_of(part), RETURNED)

@@ -1,6 +1,0 @@
-"""Images by name: CIFAR, folders, handwritten digits, noise, or the user's own batches."""
-
-from recoup.data.batches import Batch, Data
-from recoup.data.registry import open_data
-
-__all__ = ["Batch", "Data", "open_data"]

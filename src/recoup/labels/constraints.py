@@ -1,0 +1,213 @@
+"""Constraints: what propagating labels finds out about them, written down now and resolved once at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from recoup.labels.arrays import FIXED, NONE, along, constant, core, varies
+
+RETURNED = "the model returns it"
+
+# Free parameters and constant maps get one label per element up to this many; larger ones stay as they are.
+MOST_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorRef:
+    """A parameter, buffer or constant of the model, by dotted name, with its value."""
+
+    name: str
+    value: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its size."""
+        return tuple(self.value.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Labels start..start+count-1, made together by one layer's weight."""
+
+    start: int
+    count: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lock:
+    """Labels that must stay, and why."""
+
+    labels: Tensor
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One call of a layer that multiplies by a weight: it costs positions · kernel · both first dims of the weight.
+
+    `input_dim` is the weight's dim that is summed over, and can be refitted; None for a grouped convolution, whose
+    groups of inputs and outputs go together. `output_dim` is the dim of its outputs. `node` is the call's name in the
+    graph, `where` the module it happens in.
+    """
+
+    weight: str
+    bias: str | None
+    positions: int
+    kernel: int
+    input_dim: int | None
+    output_dim: int
+    where: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meeting:
+    """An operand that meets channels along some dims and is repeated along others (`stretched`).
+
+    Which of them the channels lie along in the end is not known yet; both are of the result's shape.
+    """
+
+    operand: Tensor
+    channels: Tensor
+    stretched: frozenset[int]
+    reason: str
+
+
+@dataclass(slots=True)
+class Constraints:
+    """Blocks, couplings, locks, sites and products, in the order they were met.
+
+    `sites` says which label each index along a dim of a tensor has; `elements` which one each element of a free
+    parameter of several dims has, until it is known along which of them its channels lie. `meetings` and `boxes` wait
+    for the same: a box is an activation that is computed with, so what remains of it must be rectangular. With
+    `sizes_stay`, the numbers in the code cannot be put right, and what they put beside channels is of fixed size.
+    """
+
+    blocks: list[Block] = field(default_factory=list)
+    edges: list[Tensor] = field(default_factory=list)
+    locks: list[Lock] = field(default_factory=list)
+    sites: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    elements: dict[str, Tensor] = field(default_factory=dict)
+    products: list[Product] = field(default_factory=list)
+    meetings: list[Meeting] = field(default_factory=list)
+    boxes: list[Tensor] = field(default_factory=list)
+    count: int = 0
+    sizes_stay: bool = False
+
+    def fresh(self, count: int) -> Tensor:
+        """New labels (count,) for what no layer makes: free parameters, zeros put beside channels."""
+        self.count += count
+        return torch.arange(self.count - count, self.count)
+
+    def lock(self, labels: Tensor, reason: str) -> None:
+        """Whatever `labels` name has to stay."""
+        (small,) = core(labels)
+        named = small[small >= 0].unique()
+        if named.numel():
+            self.locks.append(Lock(named, reason))
+
+    def couple(self, left: Tensor, right: Tensor, reason: str) -> Tensor:
+        """Labels that meet element by element are one channel from now on; what meets FIXED is locked."""
+        left, right = torch.broadcast_tensors(left, right)
+        a, b = core(left, right)
+        both = (a >= 0) & (b >= 0) & (a != b)
+        if bool(both.any()):
+            self.edges.append(self._unique_pairs(a[both], b[both]))
+        self.lock(a[b == FIXED], reason)
+        self.lock(b[a == FIXED], reason)
+        for side in sorted((left, right), key=lambda labels: core(labels)[0].numel()):
+            if bool((core(side)[0] >= 0).all()):  # it stands for both; the simpler one keeps later steps small
+                return side
+        return torch.where(a >= 0, a, torch.where(b >= 0, b, torch.minimum(a, b))).expand(left.shape)
+
+    def _unique_pairs(self, left: Tensor, right: Tensor) -> Tensor:
+        keys = (left * self.count + right).unique()
+        return torch.stack([keys // self.count, keys % self.count])
+
+    def tie(self, table: Tensor, reason: str) -> Tensor:
+        """All labels in a row of `table` (n, m) are one channel from now on; returns one of each row (n,)."""
+        if not table.shape[1]:
+            return table.new_full((len(table),), NONE)
+        named = (table >= 0).int().argmax(dim=1, keepdim=True)
+        chosen = table.gather(1, named)
+        merged = torch.where(chosen >= 0, chosen, table.amin(dim=1, keepdim=True))
+        self.couple(merged.expand_as(table), table, reason)
+        return merged.squeeze(1)
+
+    def channels_along(self, labels: Tensor, dim: int, reason: str) -> Tensor:
+        """One label for each index of `dim` (n,); several that share an index are tied together."""
+        (small,) = core(labels)
+        if small.shape[dim] == 1:
+            small = small.expand([*small.shape[:dim], labels.shape[dim], *small.shape[dim + 1 :]])
+        return self.tie(small.movedim(dim, 0).reshape(small.shape[dim], -1), reason)
+
+    def mix(self, labels: Tensor, dims: Sequence[int], reason: str) -> Tensor | None:
+        """Labels after an operation that combines everything along `dims`.
+
+        What is combined is tied into one channel where another dim tells channels apart; otherwise all of it stays,
+        and the answer is None.
+        """
+        mixed = [dim for dim in dims if varies(labels, dim)]
+        if not mixed:
+            return labels
+        if not any(varies(labels, dim) for dim in range(labels.dim()) if dim not in mixed):
+            self.lock(labels, reason)
+            return None
+        (small,) = core(labels)
+        others = [dim for dim in range(labels.dim()) if dim not in mixed]
+        table = small.permute(*others, *mixed)
+        merged = self.tie(table.reshape(-1, table[(0,) * len(others)].numel()), reason)
+        shape = [1 if dim in mixed else size for dim, size in enumerate(small.shape)]
+        return merged.view(shape).expand(labels.shape)
+
+    def site(self, tensor: TensorRef, dim: int, labels: Tensor) -> None:
+        """Index i along `dim` of a parameter or buffer goes with labels[i]."""
+        known = self.sites.get((tensor.name, dim))
+        reason = f"{tensor.name} is used in several places"
+        self.sites[tensor.name, dim] = labels if known is None else self.couple(known, labels, reason)
+        if tensor.name in self.elements:
+            self.couple(self.elements[tensor.name], along(labels, dim, tensor.shape), reason)
+
+    def outputs(self, weight: TensorRef, dim: int) -> Tensor:
+        """Labels of what a weight makes along `dim`: the same at every call."""
+        known = self.sites.get((weight.name, dim))
+        if known is None:
+            count = weight.shape[dim]
+            self.blocks.append(Block(self.count, count, weight.name))
+            known = self.fresh(count)
+            self.site(weight, dim, known)
+        return known
+
+    def labels_of(self, value: Tensor | TensorRef) -> Tensor:
+        """Labels of an operand; free parameters bring labels of their own."""
+        if not isinstance(value, TensorRef):
+            return value
+        wide = [dim for dim, size in enumerate(value.shape) if size > 1]
+        if not wide:
+            return constant(value.shape, NONE)
+        if not value.value.is_floating_point() or value.value.numel() > MOST_ELEMENTS:
+            return constant(value.shape, FIXED)
+        if len(wide) == 1:
+            return self._labels_of_vector(value, wide[0])
+        if value.name not in self.elements:
+            self._label_elements(value)
+        return self.elements[value.name]
+
+    def _labels_of_vector(self, value: TensorRef, dim: int) -> Tensor:
+        known = self.sites.get((value.name, dim))
+        if known is None:
+            known = self.fresh(value.shape[dim])
+            self.site(value, dim, known)
+        return along(known, dim, value.shape)
+
+    def _label_elements(self, value: TensorRef) -> None:
+        labels = self.fresh(value.value.numel()).view(value.shape)
+        self.elements[value.name] = labels
+        for (name, dim), known in list(self.sites.items()):
+            if name == value.name:
+                self.couple(labels, along(known, dim, value.shape), f"{name} is used in several places")

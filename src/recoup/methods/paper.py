@@ -1,0 +1,115 @@
+"""The paper's method, "Pruning with Compensation" (Xie et al., arXiv 2108.13728), and the code its authors released."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from recoup.algebra.selection import Ranking, Selector
+from recoup.allocation.binary import Constraint, Order, Unit
+from recoup.allocation.goal import Allocation, Goal
+from recoup.config import Weighting, require_one_of
+from recoup.judge.acceptance import Acceptance
+from recoup.methods.published import allocate_as_published, check_published
+from recoup.progress import Progress
+from recoup.recovery.choose import Recovered
+from recoup.recovery.one_pass import recover_in_one_pass
+from recoup.statistics.calibrate import Calibration
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """As printed, with normalised weights and the tolerance split by layer that the paper's text describes.
+
+    A tolerance is searched for layer by layer; a budget gets the same share of every group. Layers are refitted in one
+    pass, from the statistics of the original network.
+
+    selector: ranks the channels of a group; a name or a function.
+    weighting: "slope" weighs every position by the mean of g'(y)² over the outputs, g being the activation behind the
+        layer; "none" weighs all alike.
+    ridge: added to the diagonal of a covariance, relative to its mean.
+    positions: output positions per image and batch that enter the statistics; None for all.
+    steps: bisections per unit of the search.
+    constraint: "step" allows unit i of L the share i/L of the tolerance; "global" all of it from the start.
+    order: in which the search visits units: bottom-up, top-down or random.
+    unit: what it visits: every "layer" (group of channels) alone, or all groups of a residual "block" together.
+    classifier: whether the search may prune what the last layer reads.
+    multiple_of: every layer keeps a multiple of so many outputs, or as many as before; "device" for what suits it.
+    seed: random seed.
+    """
+
+    selector: str | Selector = "forward"
+    weighting: Weighting = "slope"
+    ridge: float = 1e-6
+    positions: int | None = 256
+    steps: int = 3
+    constraint: Constraint = "step"
+    order: Order = "bottom-up"
+    unit: Unit = "layer"
+    classifier: bool = False
+    multiple_of: int | Literal["device"] = 1
+    seed: int = 0
+
+    holds_out: ClassVar[bool] = False
+    confidence: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        check_published(self)
+        require_one_of("weighting", self.weighting, get_args(Weighting))
+
+    def allocate(
+        self,
+        calibration: Calibration,
+        rankings: Mapping[str, Ranking],
+        goal: Goal,
+        acceptance: Acceptance | None,
+        progress: Progress,
+    ) -> Allocation:
+        """A binary search layer by layer for a tolerance, the same share of every group for a budget."""
+        return allocate_as_published(calibration, rankings, goal, acceptance, self, progress)
+
+    def recover(self, calibration: Calibration, allocation: Allocation, progress: Progress) -> Recovered:  # noqa: ARG002
+        """In one pass."""
+        return allocation.recovered or Recovered(recover_in_one_pass(calibration, allocation.keep), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The authors' released code: no slope weights, and every refitted output is rescaled to its old variance.
+
+    Its fields are those of `Paper`, without `weighting`.
+    """
+
+    selector: str | Selector = "forward"
+    ridge: float = 1e-6
+    positions: int | None = 256
+    steps: int = 3
+    constraint: Constraint = "step"
+    order: Order = "bottom-up"
+    unit: Unit = "layer"
+    classifier: bool = False
+    multiple_of: int | Literal["device"] = 1
+    seed: int = 0
+
+    holds_out: ClassVar[bool] = False
+    confidence: ClassVar[None] = None
+    weighting: ClassVar[Weighting] = "none"
+
+    def __post_init__(self) -> None:
+        check_published(self)
+
+    def allocate(
+        self,
+        calibration: Calibration,
+        rankings: Mapping[str, Ranking],
+        goal: Goal,
+        acceptance: Acceptance | None,
+        progress: Progress,
+    ) -> Allocation:
+        """A binary search layer by layer for a tolerance, the same share of every group for a budget."""
+        return allocate_as_published(calibration, rankings, goal, acceptance, self, progress, rescale=True)
+
+    def recover(self, calibration: Calibration, allocation: Allocation, progress: Progress) -> Recovered:  # noqa: ARG002
+        """In one pass, outputs rescaled."""
+        return allocation.recovered or Recovered(recover_in_one_pass(calibration, allocation.keep, rescale=True), {})

@@ -1,0 +1,65 @@
+"""Widths as published: the functions of `Paper` and `Released`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, get_args
+
+from recoup.algebra.selection import Ranking, find_selector
+from recoup.allocation.binary import BinarySettings, Constraint, Order, Unit, bisections
+from recoup.allocation.goal import Allocation, Goal, Proposal, Search
+from recoup.allocation.tolerance import search_within
+from recoup.allocation.uniform import keep_uniformly
+from recoup.allocation.widths import widths_for
+from recoup.config import Method, require_common, require_one_of, require_whole
+from recoup.errors import CalibrationError
+from recoup.judge.acceptance import Acceptance
+from recoup.judge.accuracy import NO_LABELS
+from recoup.methods.measured import limits_of
+from recoup.progress import Progress
+from recoup.recovery.choose import Recovered
+from recoup.recovery.one_pass import recover_in_one_pass
+from recoup.statistics.calibrate import Calibration
+
+
+class PublishedMethod(Method, BinarySettings, Protocol):
+    """A method with the paper's search."""
+
+
+def check_published(method: PublishedMethod) -> None:
+    """Refuse fields that make no sense."""
+    find_selector(method.selector)
+    require_common(method)
+    require_whole("steps", method.steps)
+    require_one_of("constraint", method.constraint, get_args(Constraint))
+    require_one_of("order", method.order, get_args(Order))
+    require_one_of("unit", method.unit, get_args(Unit))
+
+
+def allocate_as_published(
+    calibration: Calibration,
+    rankings: Mapping[str, Ranking],
+    goal: Goal,
+    acceptance: Acceptance | None,
+    method: PublishedMethod,
+    progress: Progress,
+    *,
+    rescale: bool = False,
+) -> Allocation:
+    """The same share of every group for a budget, a binary search layer by layer for a tolerance."""
+    widths = widths_for(calibration, rankings, limits_of(calibration, goal))
+    if goal.budget is not None:
+        return Allocation(keep_uniformly(calibration, widths, goal.budget))
+    if goal.tolerance is None:
+        return Allocation(widths.start())
+    assert acceptance is not None
+    if acceptance.what == "agreement":
+        raise CalibrationError(NO_LABELS)
+
+    def recover(proposal: Proposal) -> Recovered:
+        return Recovered(recover_in_one_pass(calibration, proposal.keep, rescale=rescale), {})
+
+    strategy = bisections(calibration.traced, widths, method, goal.tolerance, progress)
+    start = Search(widths.start(), acceptance, goal.tolerance)
+    found = search_within(calibration, strategy, recover, start)
+    return Allocation(found.keep, found)

@@ -1,0 +1,142 @@
+"""Methods by name, what measures for them, and the two stages that are a method's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from torch import Tensor, nn
+
+from recoup.algebra.selection import Ranking
+from recoup.allocation.goal import Allocation, Goal
+from recoup.config import Method, SequentialMethod
+from recoup.errors import CaptureError, RecoupWarning, UsageError, unknown_name
+from recoup.inputs.split import Split
+from recoup.judge.acceptance import Acceptance, ImageAcceptance, ScoreAcceptance
+from recoup.judge.accuracy import checked
+from recoup.methods.best import Best, Fast
+from recoup.methods.paper import Paper, Released
+from recoup.progress import Progress, silent
+from recoup.recovery.choose import Recovered
+from recoup.recovery.plans import keep_mask
+from recoup.statistics.calibrate import Calibration
+from recoup.tracing.trace import Traced
+
+METHODS: Mapping[str, Callable[[], Method]] = MappingProxyType(
+    {"best": Best, "fast": Fast, "paper": Paper, "released": Released}
+)
+# The confidence at which the bound of a drop is the drop itself.
+EVEN_ODDS = 0.5
+
+
+def find_method(method: str | Method) -> Method:
+    """The method of that name with its defaults, or the value itself."""
+    if not isinstance(method, str):
+        if isinstance(method, type) or not hasattr(method, "allocate"):
+            raise UsageError(f"method must be a name or a value such as recoup.Best(), got {method!r}.")
+        return method
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    return METHODS[method]()
+
+
+def allocate(
+    calibration: Calibration,
+    rankings: Mapping[str, Ranking],
+    goal: Goal,
+    acceptance: Acceptance | None = None,
+    progress: Progress = silent,
+) -> Allocation:
+    """How many channels every group keeps, as the calibration's method decides.
+
+    The `acceptance` measures candidates for a tolerance; it is made from the goal if not given.
+
+    Raises:
+        BudgetError: the budget is out of reach.
+    """
+    method = calibration.method
+    if acceptance is None:
+        acceptance = acceptance_for(calibration.model, goal, method, calibration.split)
+    if acceptance is not None and goal.tolerance is not None:
+        acceptance.require_enough(goal.tolerance)
+    allocation: Allocation = method.allocate(calibration, rankings, goal, acceptance, progress)
+    return allocation
+
+
+def recover(
+    calibration: Calibration,
+    allocation: Allocation | Tensor | Mapping[str, Tensor],
+    progress: Progress = silent,
+) -> Recovered:
+    """The plan that refits what is left, as the calibration's method does.
+
+    In the place of an allocation, a mask over all channels will do, or masks by group (groups not named stay whole).
+    """
+    if not isinstance(allocation, Allocation):
+        allocation = Allocation(keep_mask(calibration.structure, allocation))
+    recovered: Recovered = calibration.method.recover(calibration, allocation, progress)
+    return recovered
+
+
+def acceptance_for(model: nn.Module, goal: Goal, method: Method, split: Split) -> Acceptance | None:
+    """What compares candidates with the model; None where nothing is to be compared.
+
+    The model is measured here, so that what cannot be measured is known before the work. Without validation images or
+    a measure, a tolerance is asked of agreement with the original on held-out images.
+    """
+    confidence = method.confidence or EVEN_ODDS
+    if goal.evaluate is not None:
+        return ScoreAcceptance(model, checked(goal.evaluate))
+    if goal.validation is not None:
+        return ImageAcceptance(model, goal.validation, confidence)
+    if goal.tolerance is None:
+        return None
+    if not split.held:
+        raise UsageError(
+            "a tolerance needs something to measure: pass validation=batches of (inputs, labels), or evaluate=fn. "
+            "Without labels ask for a budget, or use method='best', which can measure agreement with the original."
+        )
+    return ImageAcceptance(model, [split.batches[place] for place in split.held], confidence)
+
+
+def require_possible(goal: Goal, method: Method) -> None:
+    """Refuse a goal that a method cannot reach, before any work is done for it."""
+    if isinstance(method, SequentialMethod):
+        return
+    if goal.budget is not None and goal.budget.of == "latency":
+        raise UsageError("a latency budget needs widths that are measured: use method='best' or 'fast'.")
+    if goal.tolerance is not None and goal.validation is None and goal.evaluate is None:
+        raise UsageError(
+            "a tolerance needs something to measure: pass validation=batches of (inputs, labels), or evaluate=fn. "
+            "Without labels ask for a budget, or use method='best', which can measure agreement with the original."
+        )
+
+
+def runnable(method: Method, traced: Traced, goal: Goal) -> Method:
+    """The method itself, or the paper's where the model cannot be run operation by operation; a warning says so."""
+    if not isinstance(method, SequentialMethod):
+        return method
+    try:
+        traced.standalone.host  # noqa: B018  # made here, to know that it can be
+    except CaptureError as error:
+        if goal.budget is not None and goal.budget.of == "latency":
+            raise UsageError(
+                f"a latency budget needs to time single operations, which this model does not allow: {error} Otherwise "
+                "ask for a share of the MACs."
+            ) from error
+        warnings.warn(
+            "the paper's method is used: widths are not measured, layers are refitted in one pass, nothing is refined, "
+            f"and a tolerance is asked only of the validation images themselves: {error}",
+            RecoupWarning,
+            stacklevel=3,
+        )
+        return Paper(
+            selector=method.selector,
+            weighting=method.weighting,
+            ridge=method.ridge,
+            positions=method.positions,
+            multiple_of=method.multiple_of,
+            seed=method.seed,
+        )
+    return method

@@ -1,0 +1,160 @@
+"""Pairings: products of two activations, summed over a dim they share, as in attention.
+
+Letters name dims, as in an einsum. Along a letter that both operands have, their channels are the same ones. A letter
+that is summed over mixes its channels; one that only one operand has passes its channels on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recoup.labels.arrays import FIXED, NONE, compress, constant, core, replaced, varies
+from recoup.labels.constraints import Constraints, TensorRef
+from recoup.operators.call import LabelCall, Value, lock_operands
+from recoup.operators.differential import product
+from recoup.operators.pointwise import meet
+from recoup.operators.products import dense, is_stored, read_plainly
+from recoup.operators.record import LayerCall, operator
+
+Letters = Sequence[object]
+
+
+def matmul(call: LabelCall, constraints: Constraints) -> Value:
+    """By a stored matrix it is a linear layer without a bias; otherwise a pairing."""
+    left, right = call.args[:2]
+    if isinstance(right, TensorRef) and len(right.shape) == 2 and not isinstance(left, TensorRef):
+        return dense(call, constraints, right, None, dim=len(call.shape) - 1, input_dim=0)
+    if is_stored(left) or is_stored(right):
+        return lock_operands(call, constraints, f"{call.site} multiplies by a parameter from the other side")
+    return _matmul(left, right, call, constraints)
+
+
+_LAYER = LayerCall(("input", "weight"), read_plainly)
+operator("matmul", "mm", "__matmul__", differential=product, layer=_LAYER, weights=(1,))(matmul)
+operator("bmm", differential=product)(matmul)
+
+
+@operator("scaled_dot_product_attention")
+def attention(call: LabelCall, constraints: Constraints) -> Value:
+    """Heads go as a whole; the values of a single head go one by one."""
+    query, key, value = (constraints.labels_of(operand) for operand in call.args[:3])
+    if call.argument(7, "enable_gqa", False):
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = (operand.repeat_interleave(repeats, dim=-3) for operand in (key, value))
+    scores = _matmul(query, key.transpose(-1, -2), call, constraints)
+    mask = call.argument(3, "attn_mask")
+    if mask is not None:
+        scores = compress(meet([scores, constraints.labels_of(mask)], scores.shape, call, constraints))
+    return _matmul(scores, value, call, constraints)
+
+
+@operator("einsum")
+def einsum(call: LabelCall, constraints: Constraints) -> Value:
+    """Of two activations; the equation names its letters."""
+    equation, operands = call.args[0].replace(" ", ""), call.args[1]
+    reads, _, result = equation.partition("->")
+    letters = reads.split(",")
+    if len(operands) != 2 or "." in equation or not result or any(len(set(word)) < len(word) for word in letters):
+        return lock_operands(call, constraints, f"{call.site} ({equation}) is not understood")
+    if any(isinstance(operand, TensorRef) for operand in operands):
+        return lock_operands(call, constraints, f"{call.site} multiplies by a parameter")
+    left, right = (_Operand(labels, word) for labels, word in zip(operands, letters, strict=True))
+    return pair(left, right, result, call, constraints)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Operand:
+    """Labels, and the letter of each of their dims."""
+
+    labels: Tensor
+    letters: Letters
+
+    def dims(self, letters: set[object]) -> list[int]:
+        return [dim for dim, letter in enumerate(self.letters) if letter in letters]
+
+    def changing(self) -> set[object]:
+        return {letter for dim, letter in enumerate(self.letters) if varies(self.labels, dim)}
+
+    def over(self, letters: Letters, sizes: dict[object, int]) -> Tensor:
+        """The labels laid out over all `letters`."""
+        order = [letter for letter in letters if letter in self.letters]
+        moved = self.labels.permute([self.letters.index(letter) for letter in order])
+        for dim, letter in enumerate(letters):
+            if letter not in self.letters:
+                moved = moved.unsqueeze(dim)
+        return moved.expand([sizes[letter] for letter in letters])
+
+
+def pair(left: _Operand, right: _Operand, result: Letters, call: LabelCall, constraints: Constraints) -> Tensor:
+    """Labels of the sum of products over the letters that are not in `result`."""
+    shared = set(left.letters) & set(right.letters)
+    summed = (set(left.letters) | set(right.letters)) - set(result)
+    if left.changing() - shared and right.changing() - shared:  # an outer product: neither side's channels stand alone
+        left, right = (_mixed(side, set(side.letters) - shared, call, constraints) for side in (left, right))
+    sizes = {x: n for side in (left, right) for x, n in zip(side.letters, side.labels.shape, strict=True)}
+    order = [*result, *(letter for letter in sizes if letter not in result)]
+    together = _coupled(left, right, shared, order, sizes, call, constraints)
+    mixed = _mixed(_Operand(compress(together), order), summed, call, constraints)
+    return _first(mixed.labels, len(order) - len(result))
+
+
+def _first(labels: Tensor, count: int) -> Tensor:
+    """The labels at index 0 of the last `count` dims, along which they do not change."""
+    for _ in range(count):
+        labels = labels.select(-1, 0)
+    return labels
+
+
+def _coupled(
+    left: _Operand,
+    right: _Operand,
+    shared: set[object],
+    order: Letters,
+    sizes: dict[object, int],
+    call: LabelCall,
+    constraints: Constraints,
+) -> Tensor:
+    """What both have along the letters they share is one channel; a side without channels there counts as fixed."""
+    a, b = left.over(order, sizes), right.over(order, sizes)
+    if not left.changing() & shared:
+        b = replaced(b, FIXED, NONE)
+    if not right.changing() & shared:
+        a = replaced(a, FIXED, NONE)
+    if not (left.changing() | right.changing()) & shared:
+        small_a, small_b = core(a, b)
+        return torch.where(small_a >= 0, small_a, small_b).expand(a.shape)
+    return constraints.couple(a, b, f"{call.site} pairs it with a tensor of fixed size")
+
+
+def _mixed(side: _Operand, letters: set[object], call: LabelCall, constraints: Constraints) -> _Operand:
+    mixed = constraints.mix(side.labels, side.dims(letters), f"{call.site} mixes channels")
+    return _Operand(constant(side.labels.shape, FIXED) if mixed is None else mixed, side.letters)
+
+
+def _matmul(left: Tensor, right: Tensor, call: LabelCall, constraints: Constraints) -> Tensor:
+    """Batch dims meet from the right; one of length 1 is stretched and shares nothing."""
+    if left.dim() == 1 or right.dim() == 1:
+        return _with_vectors(left, right, call, constraints)
+    count = max(left.dim(), right.dim()) - 2
+    left, right = (side[(None,) * (count + 2 - side.dim())] for side in (left, right))
+    batch = list(range(count))
+    alone = {dim for dim in batch if left.shape[dim] != right.shape[dim]}
+    sides = [
+        _Operand(side, [(name, d) if d in alone and side.shape[d] == 1 else d for d in batch] + list(last))
+        for name, side, last in (("left", left, "ik"), ("right", right, "kj"))
+    ]
+    stretched = [letter for side in sides for letter in side.letters if isinstance(letter, tuple)]
+    labels = pair(sides[0], sides[1], [*batch, "i", "j", *stretched], call, constraints)
+    return _first(labels, len(stretched))
+
+
+def _with_vectors(left: Tensor, right: Tensor, call: LabelCall, constraints: Constraints) -> Tensor:
+    rows = left[None] if left.dim() == 1 else left
+    columns = right[:, None] if right.dim() == 1 else right
+    labels = _matmul(rows, columns, call, constraints)
+    labels = labels.squeeze(-1) if right.dim() == 1 else labels
+    return labels.squeeze(-1 if right.dim() == 1 else -2) if left.dim() == 1 else labels

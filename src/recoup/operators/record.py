@@ -1,0 +1,141 @@
+"""The record of an operator, and the table of all of them by name.
+
+A family of operators is one file beside this one. It enters a label rule together with everything else that is known:
+
+    @operator("group_norm", weights=(2, 3), resize=groups_at(1))
+    def group_norm(call, constraints): ...
+
+An operator without a record that carries torch's `pointwise` tag is taken for a pointwise one. Any other locks the
+channels that reach it, and `recoup.inspect` names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+
+from recoup.algebra.patches import Window
+from recoup.labels.constraints import Constraints
+from recoup.operators.call import LabelCall, Value, lock_operands
+from recoup.operators.differential import Derive
+from recoup.operators.names import operation_name
+from recoup.operators.resizing import Resize, unchanged
+
+# From a call with labels in the place of tensors to the labels of its result.
+Propagate: TypeAlias = Callable[[LabelCall, Constraints], Value]
+# From the arguments of a layer's call, by name, to what it reads and the window it does so by (None: linear).
+Read: TypeAlias = Callable[[Mapping[str, Any]], tuple[Tensor, Window | None]]
+# Brings the sizes that a module remembers in line with its tensors.
+Refresh: TypeAlias = Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """How an operator is called that multiplies by a weight: the names of its `arguments` in order, what it reads.
+
+    `adds_bias` says that a bias can be put into the call; `transposed` that the weight has its inputs first.
+    """
+
+    arguments: tuple[str, ...]
+    read: Read
+    adds_bias: bool = False
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """All that is known of an operator.
+
+    propagate: how channel labels pass through it, what it ties and locks, and what it costs.
+    resize: what it is called with once channels are gone.
+    differential: how its result moves with its operands; None where it acts on each value alone, or is left to torch.
+    layer: how to read its call, for a product with a weight.
+    weights: places of operands that are stored tensors, or can be computed once and stored.
+    is_movement: it only puts elements elsewhere.
+    is_pointwise: it acts on each element by itself.
+    is_channelwise: it acts on each channel by itself, along dim 1, given stored tensors.
+    is_affine: it scales and shifts, given stored tensors.
+    returns_input: in eval mode its result is its input, not a copy.
+    is_check: it checks something and returns nothing.
+    modules: the module classes that call it and remember sizes, and how to refresh these.
+    """
+
+    propagate: Propagate
+    resize: Resize = unchanged
+    differential: Derive | None = None
+    layer: LayerCall | None = None
+    weights: tuple[int, ...] = ()
+    is_movement: bool = False
+    is_pointwise: bool = False
+    is_channelwise: bool = False
+    is_affine: bool = False
+    returns_input: bool = False
+    is_check: bool = False
+    modules: Mapping[type[nn.Module], Refresh] = field(default_factory=dict)
+
+
+_OPERATORS: dict[str, Operator] = {}
+_REFRESH: dict[type[nn.Module], Refresh] = {}
+POINTWISE = "pointwise"
+
+
+def operator(*names: str, **facts: Any) -> Callable[[Propagate], Propagate]:
+    """Enter a label rule, and what else is known of them, under these operator names."""
+
+    def enter(propagate: Propagate) -> Propagate:
+        record = Operator(propagate=propagate, **facts)
+        if known := sorted(_OPERATORS.keys() & set(names)):
+            raise ValueError(f"{', '.join(known)}: an operator has one record, and there is one already.")
+        _OPERATORS.update(dict.fromkeys(names, record))
+        _REFRESH.update(record.modules)
+        return propagate
+
+    return enter
+
+
+def operator_of(target: Any) -> Operator:
+    """The record of an operation: by name, by its being pointwise, or the one that locks what it does not know."""
+    found = _OPERATORS.get(operation_name(target))
+    if found is not None:
+        return found
+    return _OPERATORS[POINTWISE] if torch.Tag.pointwise in getattr(target, "tags", ()) else UNKNOWN
+
+
+def known_operators() -> Mapping[str, Operator]:
+    """All records by name."""
+    return MappingProxyType(_OPERATORS)
+
+
+def refresh_of(module: nn.Module) -> Refresh | None:
+    """What brings the sizes that a module remembers in line with its tensors, if anything has to."""
+    return next((refresh for kind, refresh in _REFRESH.items() if isinstance(module, kind)), None)
+
+
+def is_movement(node: fx.Node) -> bool:
+    """Whether the operation only puts elements elsewhere."""
+    return node.op == "call_function" and operator_of(node.target).is_movement
+
+
+def is_carrier(node: fx.Node) -> bool:
+    """Whether the operation moves elements, or acts on each element of one tensor by itself.
+
+    Behind a carrier an element is still the one it was, or a function of it alone. A chain of carriers may pass through
+    shapes of which no rectangle remains, as a channel shuffle does, as long as it ends in one.
+    """
+    if node.op != "call_function":
+        return False
+    record = operator_of(node.target)
+    return record.is_movement or (record.is_pointwise and len(node.all_input_nodes) == 1)
+
+
+def unknown(call: LabelCall, constraints: Constraints) -> Value:
+    """What enters stays, with the operation as the reason; what comes out is no channel of anybody's."""
+    return lock_operands(call, constraints, f"{call.site} is not understood")
+
+
+UNKNOWN = Operator(propagate=unknown)

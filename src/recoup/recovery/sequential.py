@@ -1,0 +1,131 @@
+"""Sequential recovery: layer by layer, on what the pruned network really reads, towards what the original put out.
+
+Statistics of the original network (the one-pass solution) do not know that a layer's inputs have drifted once layers
+before it are pruned. Here every layer is refitted on the inputs it gets, drifted or cut, and a layer that ends in an
+addition also makes up for the error of what it is added to. The ridge pulls towards the one-pass weights, and held-out
+images say how strongly, layer by layer: at worst the weights stay what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from recoup.algebra.moments import Accumulator, sensitivity
+from recoup.algebra.patches import paired_rows
+from recoup.algebra.ridge import Fitted, Joint, shrunk
+from recoup.inputs.split import Split
+from recoup.plan import Plan, Recovery
+from recoup.progress import Progress, silent
+from recoup.recovery.failures import surviving
+from recoup.recovery.joint import JointRefits
+from recoup.recovery.methods import sequential_method
+from recoup.recovery.plans import assemble
+from recoup.recovery.schedule import RefitPoint, make_schedule
+from recoup.recovery.twin_run import RefitBatch, TwinRun
+from recoup.statistics.calibrate import MOST_INPUTS, Calibration
+
+
+def recover_in_sequence(
+    calibration: Calibration,
+    split: Split,
+    keep: Tensor,
+    start: Plan,
+    progress: Progress = silent,
+    *,
+    joint_steps: int = 0,
+) -> Plan:
+    """The plan `start`, with the layers it touches and all that come after them refitted one after the other.
+
+    Segments are refitted jointly with up to `joint_steps` Gauss-Newton steps each.
+    """
+    host = calibration.traced.standalone.host
+    schedule = make_schedule(host.graph, calibration.structure)
+    written = {name: value.to(split.device) for name, value in start.weights.items()}
+    joints = JointRefits(calibration, split, keep, schedule, written, joint_steps)
+    recovery = dict(start.recovery)
+    twin = TwinRun(host, schedule, split.batches, written, split.device, segments=tuple(joints.segments.values()))
+    try:
+        for number, point in enumerate(schedule.points, start=1):
+            if twin.drifts(point) or point.consumer.weight in written:
+                layer = _Refit(calibration, point, keep, written)
+                if layer.inputs <= MOST_INPUTS:
+                    with surviving("the refit in sequence", point.consumer.name):
+                        tensors, recovery[point.consumer.name] = layer.refit(twin, split)
+                        written |= tensors
+                        twin.write(tensors)
+            written |= joints.refit(twin, point, written)
+            progress("recover", number, len(schedule.points))
+    finally:
+        twin.close()
+    return assemble(calibration, keep, written, recovery)
+
+
+class _Refit:
+    """One layer to be refitted: what it keeps, and the weights it starts from."""
+
+    def __init__(
+        self, calibration: Calibration, point: RefitPoint, keep: Tensor, written: Mapping[str, Tensor]
+    ) -> None:
+        structure, self._refit_point, self.consumer = calibration.structure, point, point.consumer
+        self._original = calibration.parameters[self.consumer.weight]
+        device = self._original.device
+        self._kept = structure.keep_indices(self.consumer.inputs, keep).nonzero().squeeze(1).to(device)
+        self._made = structure.keep_indices(self.consumer.outputs, keep).nonzero().squeeze(1).to(device)
+        self._prior = written.get(self.consumer.weight, self._original)
+        self._biases = {name: written.get(name, calibration.parameters.get(name)) for name in self.consumer.biases}
+        self.inputs = len(self._kept) * self.consumer.kernel
+        self._method = sequential_method(calibration)
+        chain = calibration.traced.activations[self.consumer.name] if self._method.weighting == "slope" else None
+        self._activation = chain.bind(calibration.parameters) if chain is not None else None
+
+    def refit(self, twin: TwinRun, split: Split) -> tuple[dict[str, Tensor], Recovery]:
+        """The layer's new weight and bias, and how well they recover its output on held-out images."""
+        seen, held = (self._joint(twin, places) for places in (split.fit, split.held))
+        prior = self._features(self._prior)
+        ridges = self._method.ridges
+        candidates = shrunk(seen, prior, ridges, self.consumer.name)
+        errors = torch.stack([held.error(fitted).sum() for fitted in candidates])
+        best = candidates[int(errors.argmin())]
+        residual = float(errors.min() / held.variance().sum().clamp(min=1e-300))
+        recovery = Recovery(residual, best.amount, best.condition, self.inputs, seen.moments.rows)
+        return self._tensors(best), recovery
+
+    def _joint(self, twin: TwinRun, places: Sequence[int]) -> Joint:
+        sums = Accumulator(self.inputs + len(self._made), self._original.device)
+        generator = torch.Generator().manual_seed(self._method.seed)
+        for batch in twin.visit(self._refit_point, places):
+            for rows, weights in self._rows(batch, generator):
+                sums.update(rows, weights)
+        return Joint(sums.moments(), self.inputs, bool(self.consumer.biases))
+
+    def _rows(self, batch: RefitBatch, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Kept inputs and kept targets, side by side, with the weight of each row."""
+        dim = 1 if batch.window is not None else -1
+        inputs = batch.inputs.index_select(dim, self._kept)
+        made = torch.cat([batch.target.index_select(dim, self._made), batch.outputs], dim=dim)
+        for rows, both in paired_rows(inputs, made, batch.window, self._method.positions, generator):
+            targets, outputs = both[:, : len(self._made)], both[:, len(self._made) :]
+            weights = sensitivity(outputs, self._activation) if self._activation is not None else None
+            yield torch.cat([rows, targets], dim=1), weights
+
+    def _features(self, weight: Tensor) -> Tensor:
+        """The kept part of a weight as float64 (d, N)."""
+        turned = weight.detach().double().movedim(self.consumer.input_dim, 1)
+        return turned[self._made][:, self._kept].flatten(1).T
+
+    def _tensors(self, fitted: Fitted) -> dict[str, Tensor]:
+        """Weight and biases at full size: zero where an input is pruned, as before where an output is."""
+        weight = self._prior.detach().clone()
+        turned = weight.movedim(self.consumer.input_dim, 1)
+        rows = fitted.weight.T.reshape(len(self._made), len(self._kept), *turned.shape[2:]).to(weight.dtype)
+        turned[self._made[:, None], self._kept[None, :]] = rows
+        written = {self.consumer.weight: weight}
+        for name, before in self._biases.items():
+            bias = torch.zeros(turned.shape[0], dtype=weight.dtype, device=weight.device) if before is None else before
+            bias = bias.detach().clone()
+            bias[self._made] = fitted.bias.to(bias.dtype)
+            written[name] = bias
+        return written

@@ -1,0 +1,272 @@
+"""Calibration: one pass over the data, from which every later stage lives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recoup.algebra.linalg import live_rows
+from recoup.algebra.moments import Accumulator, Moments, sensitivity
+from recoup.algebra.patches import Window, paired_rows
+from recoup.algebra.shrinkage import choose_strength, shrink
+from recoup.channels.groups import Consumer, Group, Structure, named_tensors
+from recoup.config import Method
+from recoup.errors import CalibrationError, UsageError
+from recoup.graph.copies import working_copy
+from recoup.inputs.batches import call_checked, check_finite, device_of, inputs_of, tensors_in
+from recoup.inputs.split import Split
+from recoup.progress import Progress, silent
+from recoup.statistics.cache import Cache
+from recoup.statistics.observe import Observer
+from recoup.tracing.trace import Traced
+
+# Past this many inputs, a layer that reads a flattened map gets one covariance per channel, shared by all positions:
+# 8192² float64 are 512 MiB, and no calibration set determines more regressors than that.
+MOST_INPUTS = 8192
+# A layer that reads a flattened map gets a prior where fewer rows were seen than so many times its inputs.
+ENOUGH_ROWS = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """What was seen at the input of one consumer.
+
+    `moments` are over m features: the d inputs of a patch, or, for a long flattened map, its channels, each standing
+    for `share` inputs (d = m · share). `mean` (d,) is that of every input. `input_dim` is the dim of the weight that
+    the inputs lie along. A layer that is not `centred` has no bias that could make up for a mean.
+    """
+
+    moments: Moments
+    mean: Tensor
+    share: int
+    channel_of: Tensor
+    input_dim: int = 1
+    centred: bool = True
+
+    @property
+    def covariance(self) -> Tensor:
+        """What the fit minimises over (m, m): the covariance, or without a bias the second moments."""
+        if self.centred:
+            return self.moments.covariance
+        return self.moments.covariance + torch.outer(self.moments.mean, self.moments.mean)
+
+    def as_features(self, weight: Tensor) -> Tensor:
+        """A weight (N, C, ...), or (C, N, ...), as float64 (m, share · N)."""
+        rows = weight.detach().double().movedim(self.input_dim, 1).flatten(1).T
+        return rows.reshape(len(self.channel_of), -1)
+
+    def as_weight(self, features: Tensor, like: Tensor) -> Tensor:
+        """The inverse of `as_features`, in the shape of `like`."""
+        turned = like.movedim(self.input_dim, 1)
+        return features.reshape(-1, turned.shape[0]).T.reshape(turned.shape).movedim(1, self.input_dim)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """A traced model, the split it was calibrated on and the method; statistics of layers, and original parameters.
+
+    `samples` were given in all. The outputs may be known to be class scores (`are_scores`). `cache` remembers what
+    later stages compute from these values.
+    """
+
+    traced: Traced
+    split: Split
+    method: Method
+    statistics: Mapping[str, Statistics]
+    parameters: Mapping[str, Tensor]
+    samples: int
+    are_scores: bool = False
+    cache: Cache = field(default_factory=Cache)
+
+    @property
+    def structure(self) -> Structure:
+        """The traced structure."""
+        return self.traced.structure
+
+    @property
+    def model(self) -> nn.Module:
+        """The caller's model."""
+        return self.traced.standalone.model
+
+
+def calibrate(
+    traced: Traced, split: Split, method: Method, progress: Progress = silent, *, are_scores: bool = False
+) -> Calibration:
+    """Statistics of every layer that reads prunable channels, from one pass over the images that are fitted to.
+
+    `are_scores` says that the outputs are class scores; otherwise the weights that make them tell.
+
+    Memory: one float64 matrix of (inputs · kernel)² per such layer, plus a bounded number of patches at a time.
+
+    Raises:
+        CalibrationError: there is no batch, the model fails on one, or a value is not finite.
+    """
+    if isinstance(method, str):
+        raise UsageError(f"method must be a value here, such as recoup.Best(), got the name {method!r}.")
+    twin = working_copy(traced.host)
+    tensors = named_tensors(twin)
+    recorders = {c.name: _Recorder(c, traced, tensors, method) for c in watched(traced.structure)}
+    observer = Observer({id(tensors[r.consumer.weight]): r.see for r in recorders.values()})
+    samples = _run(twin, split, observer, progress)
+    statistics = {name: recorder.statistics() for name, recorder in recorders.items()}
+    statistics |= _with_priors(twin, split, statistics, list(recorders.values()), method)
+    parameters = {name: tensor.detach() for name, tensor in tensors.items()}
+    return Calibration(traced, split, method, statistics, parameters, split.size or samples, are_scores)
+
+
+def _with_priors(
+    twin: nn.Module,
+    split: Split,
+    statistics: Mapping[str, Statistics],
+    recorders: Sequence[_Recorder],
+    method: Method,
+) -> dict[str, Statistics]:
+    """Statistics of layers that read a flattened map of which too few images were seen, shrunk as held-out ones say."""
+    few = [r for r in recorders if r.positions_read > 1 and statistics[r.name].moments.rows < ENOUGH_ROWS * r.inputs]
+    if not few or not split.held:
+        return {}
+    poor = [recorder.again() for recorder in few]
+    tensors = named_tensors(twin)
+    observer = Observer({id(tensors[recorder.consumer.weight]): recorder.see for recorder in poor})
+    with torch.no_grad(), observer:
+        for place in split.held:
+            call_checked(twin, split.batches[place].to(split.device), split.numbers[place])
+    found = {}
+    for recorder in poor:
+        seen, held, count = statistics[recorder.name], recorder.statistics().moments, recorder.positions_read
+        weight = seen.as_features(tensors[recorder.consumer.weight])
+        strength = choose_strength(seen.moments, held, weight, count, method.ridge)
+        found[recorder.name] = replace(seen, moments=shrink(seen.moments, count, strength))
+    return found
+
+
+def watched(structure: Structure) -> list[Consumer]:
+    """Consumers that read a group which can lose channels."""
+    names = {name for group in structure.prunable for name in group.consumers}
+    return [consumer for consumer in structure.consumers if consumer.name in names]
+
+
+def dead_channels(calibration: Calibration) -> Tensor:
+    """Free channels that were constant wherever they are read (bool mask over all channels); no layer is left empty."""
+    structure = calibration.structure
+    alive = torch.ones(structure.width, dtype=torch.bool)
+    for group in structure.prunable:
+        alive[group.channels] = _alive(calibration, group) | group.locked
+        alive = structure.refill(alive, torch.arange(group.start, group.start + group.width))
+    return ~alive
+
+
+def _alive(calibration: Calibration, group: Group) -> Tensor:
+    alive = torch.zeros(group.width, dtype=torch.bool)
+    for name in group.consumers:
+        seen = calibration.statistics[name]
+        live = live_rows(seen.covariance).cpu()
+        channels = seen.channel_of.cpu()[live] - group.start
+        alive[channels[(channels >= 0) & (channels < group.width)]] = True
+    return alive
+
+
+def _run(model: nn.Module, split: Split, observer: Observer, progress: Progress) -> int:
+    """Show the model every batch that is fitted to; how many samples there were."""
+    device, samples = device_of(model), 0
+    length = split.stream.length if split.stream is not None else len(split.fit)
+    for done, (number, batch) in enumerate(split.fitting(), start=1):
+        inputs = inputs_of(batch, model).to(device)
+        check_finite(inputs, number)
+        with torch.no_grad(), observer:
+            outputs = call_checked(model, inputs, number)
+        _check_outputs(model, outputs, number)
+        samples += inputs.size
+        progress("calibrate", done, length)
+    return samples
+
+
+def _check_outputs(model: nn.Module, outputs: Any, number: object) -> None:
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors_in(outputs)):
+        raise CalibrationError(
+            f"{type(model).__name__} returns NaN or infinite values for calibration batch {number}. Check its weights "
+            "and how the inputs are normalised."
+        )
+
+
+class _Recorder:
+    """Turns what a consumer reads into rows and sums them."""
+
+    def __init__(self, consumer: Consumer, traced: Traced, tensors: Mapping[str, Tensor], method: Method) -> None:
+        self.consumer = consumer
+        weight = tensors[consumer.weight]
+        self._channel_of, self._share = _features(consumer)
+        self._sums = Accumulator(len(self._channel_of), weight.device)
+        inputs = weight.select(1 - consumer.input_dim, 0).numel()
+        self._mean = torch.zeros(inputs, dtype=torch.float64, device=weight.device)
+        self._total = torch.zeros((), dtype=torch.float64, device=weight.device)
+        chain = traced.activations[consumer.name] if method.weighting == "slope" else None
+        self._activation = chain.bind(tensors) if chain is not None else None
+        self._positions = method.positions
+        self._generator = torch.Generator().manual_seed(method.seed)
+        self.inputs, self.name = inputs, consumer.name
+        runs = flattened_channels(consumer)
+        is_whole = runs is not None and self._share == 1 and consumer.kernel == 1
+        self.positions_read = len(consumer.inputs) // len(runs) if is_whole and runs is not None else 1
+        self._arguments = consumer, traced, tensors, method
+
+    def again(self) -> _Recorder:
+        """A recorder of the same layer that has seen nothing."""
+        return _Recorder(*self._arguments)
+
+    def see(self, inputs: Tensor, outputs: Tensor, window: Window | None, /) -> None:
+        for rows, made in paired_rows(inputs, outputs, window, self._positions, self._generator):
+            self._add(rows, made)
+
+    def _add(self, rows: Tensor, outputs: Tensor) -> None:
+        if not bool(rows.isfinite().all()):
+            raise CalibrationError(
+                f"the input of {self.consumer.name} is NaN or infinite. The network overflows on this data: check its "
+                "normalisation and precision."
+            )
+        weights = sensitivity(outputs, self._activation) if self._activation is not None else None
+        if self._share == 1:
+            self._sums.update(rows, weights)
+            return
+        self._add_shared(rows, weights)
+
+    def _add_shared(self, rows: Tensor, weights: Tensor | None) -> None:
+        """Positions of a flattened map as rows of its channels; the mean of every single input is kept besides."""
+        weights = torch.ones(len(rows), device=rows.device) if weights is None else weights
+        self._mean += weights.double() @ rows.double()
+        self._total += weights.double().sum()
+        by_position = rows.unflatten(1, (-1, self._share)).transpose(1, 2).flatten(0, 1)
+        self._sums.update(by_position, weights.repeat_interleave(self._share))
+
+    def statistics(self) -> Statistics:
+        moments = self._sums.moments()
+        if not moments.rows:
+            raise CalibrationError(
+                f"{self.consumer.name} was captured but never ran during calibration. Its weight is probably replaced "
+                "at run time; call the model the way it was captured."
+            )
+        mean = moments.mean if self._share == 1 else self._mean / self._total.clamp(min=1e-300)
+        channel_of = self._channel_of.to(mean.device)
+        centred = bool(self.consumer.biases)
+        return Statistics(moments, mean, self._share, channel_of, self.consumer.input_dim, centred)
+
+
+def _features(consumer: Consumer) -> tuple[Tensor, int]:
+    """The channel of each feature, and how many inputs a feature stands for."""
+    runs = flattened_channels(consumer)
+    if len(consumer.inputs) * consumer.kernel > MOST_INPUTS and runs is not None:
+        return runs, len(consumer.inputs) // len(runs)
+    return consumer.inputs.repeat_interleave(consumer.kernel), 1
+
+
+def flattened_channels(consumer: Consumer) -> Tensor | None:
+    """The channels of a flattened map that a layer reads, each at the same number of places; None for anything else."""
+    inputs = consumer.inputs
+    runs = torch.unique_consecutive(inputs)
+    share = len(inputs) // len(runs)
+    is_regular = bool((inputs >= 0).all()) and torch.equal(runs.repeat_interleave(share), inputs)
+    return runs if is_regular and share > 1 else None

@@ -1,0 +1,145 @@
+"""Surgery: carry out a plan on a copy of the model. Nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from recoup.channels.groups import Structure, named_tensors
+from recoup.errors import ArtefactError
+from recoup.graph.copies import duplicate, light_copy, strip_hooks
+from recoup.graph.standalone import standalone
+from recoup.operators.record import refresh_of
+from recoup.plan import GraphPlan, Plan, Slice
+
+_Places: TypeAlias = dict[int, list[tuple[dict[str, Any], str]]]
+
+
+def apply(model: nn.Module, plan: Plan) -> nn.Module:
+    """A smaller module of the model's own class, with the plan's weights; its training flags are the model's.
+
+    A plan with a graph gives a standalone module instead, made from the standalone form that the plan carries.
+
+    Raises:
+        ArtefactError: the plan was made for a model with other parameters.
+    """
+    smaller = masked(model, plan)
+    places = _places(smaller)
+    for piece in plan.slices:
+        tensor = _get(smaller, piece.tensor)
+        assert tensor is not None
+        _replace(places, tensor, tensor.detach().index_select(piece.dim, piece.kept.to(tensor.device)))
+    if plan.graph is not None:
+        return standalone(plan.graph, named_tensors(smaller)).train(model.training)
+    for name in {piece.tensor.rpartition(".")[0] for piece in plan.slices}:
+        _refresh_attributes(smaller.get_submodule(name))
+    return smaller
+
+
+def hollow(model: nn.Module, slices: tuple[Slice, ...]) -> nn.Module:
+    """The model cut by `slices`, with nothing in what was cut: to capture, not to run."""
+    twin = light_copy(model)
+    places = _places(twin)
+    for piece in slices:
+        tensor = _get(twin, piece.tensor)
+        assert tensor is not None
+        shape = [len(piece.kept) if dim == piece.dim else size for dim, size in enumerate(tensor.shape)]
+        _replace(places, tensor, tensor.detach().new_empty(shape))
+    for name in {piece.tensor.rpartition(".")[0] for piece in slices}:
+        _refresh_attributes(twin.get_submodule(name))
+    return twin
+
+
+def masked(model: nn.Module, plan: Plan) -> nn.Module:
+    """A copy at full size that carries the plan's weights: what the smaller module must compute."""
+    if plan.graph is not None:
+        assert plan.graph.host is not None
+        model = plan.graph.host
+    _check_shapes(model, plan)
+    twin = strip_hooks(duplicate(model))
+    places = _places(twin)
+    for name, value in plan.weights.items():
+        old = _get(twin, name)
+        if old is None:
+            _set_new(twin, name, value)
+        else:
+            _replace(places, old, value.to(device=old.device, dtype=old.dtype).contiguous().clone())
+    return twin
+
+
+def _check_shapes(model: nn.Module, plan: Plan) -> None:
+    for name, shape in plan.shapes.items():
+        try:
+            tensor = _get(model, name)
+        except AttributeError:
+            tensor = None
+        found = tuple(tensor.shape) if tensor is not None else None
+        if found != tuple(shape):
+            raise ArtefactError(
+                f"the plan was made for a model whose {name} has shape {tuple(shape)}; here it is "
+                f"{found or 'missing'}. Build the model exactly as it was before pruning."
+            )
+
+
+def _get(model: nn.Module, name: str) -> Tensor | None:
+    owner, _, attribute = name.rpartition(".")
+    value = getattr(model.get_submodule(owner), attribute)
+    assert value is None or isinstance(value, Tensor)
+    return value
+
+
+def _set_new(model: nn.Module, name: str, value: Tensor) -> None:
+    owner, _, attribute = name.rpartition(".")
+    module = model.get_submodule(owner)
+    like = next(module.parameters())
+    fresh = nn.Parameter(value.to(device=like.device, dtype=like.dtype), requires_grad=like.requires_grad)
+    setattr(module, attribute, fresh)
+
+
+def _places(model: nn.Module) -> _Places:
+    """Where a model holds each of its tensors, by `id`: tied ones are in several places."""
+    places: _Places = {}
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for attribute, held in store.items():
+                if held is not None:
+                    places.setdefault(id(held), []).append((store, attribute))
+    return places
+
+
+def _replace(places: _Places, old: Tensor, value: Tensor) -> None:
+    """Put `value` in every place that holds `old`, so that tied tensors stay tied."""
+    fresh = nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
+    held = places[id(old)]
+    for store, attribute in held:
+        store[attribute] = fresh
+    places[id(fresh)] = held
+
+
+def _refresh_attributes(module: nn.Module) -> None:
+    """Bring the sizes that torch's own layers remember in line with their tensors."""
+    refresh = refresh_of(module)
+    if refresh is not None:
+        refresh(module)
+
+
+def bare_plan(
+    structure: Structure, tensors: Mapping[str, Tensor], keep: Tensor, graph: GraphPlan | None = None
+) -> Plan:
+    """The plan that keeps `keep` and refits nothing: pruned inputs are only cut off."""
+    slices = structure.slices(keep)
+    weights = {
+        consumer.weight: _zero_inputs(tensors[consumer.weight], kept, consumer.input_dim)
+        for consumer in structure.consumers
+        if not bool((kept := structure.keep_indices(consumer.inputs, keep)).all())
+    }
+    shapes = {name: structure.shapes[name] for name in {*weights, *(piece.tensor for piece in slices)}}
+    return Plan(structure.masks(keep), slices, weights, shapes, graph=graph)
+
+
+def _zero_inputs(weight: Tensor, keep: Tensor, input_dim: int) -> Tensor:
+    """A weight with zeros where an input, along `input_dim`, is not kept."""
+    shape = [-1 if dim == input_dim else 1 for dim in range(weight.dim())]
+    return weight.detach() * keep.to(weight.device).view(shape).to(weight.dtype)

@@ -1,0 +1,164 @@
+"""From a model and one batch to its structure, and to the module that will be worked on.
+
+That module, the host, is the model itself if its class holds every size its channels may be cut to. Otherwise it is the
+model's standalone form, the captured graph, whose numbers can be put right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recoup.channels.blocks import residual_blocks
+from recoup.channels.groups import Structure, named_tensors, resolve, with_every_bias, without
+from recoup.channels.layouts import layouts
+from recoup.channels.patterns import lock_others
+from recoup.channels.propagate import propagate
+from recoup.graph.activation import Activation, activation_behind
+from recoup.graph.batch_dim import Scaling, scaling_of
+from recoup.graph.capture import Captured, capture
+from recoup.graph.folding import fold
+from recoup.graph.modes import without_collection
+from recoup.graph.standalone import Standalone, graph_plan, standalone, with_biases
+from recoup.inputs.batches import Inputs, device_of, inputs_of
+from recoup.plan import GraphPlan, Plan
+from recoup.surgery.apply import bare_plan
+from recoup.surgery.resize import resize
+from recoup.tracing.class_support import lock_what_breaks, why_class_fails
+
+# A number of samples that tells growth with the batch from growth with its square or its half.
+MANY = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """What it takes to write the graph of a standalone result: the captured one and the layouts of its values.
+
+    `original` is the graph as captured from `model` for `sample`; `added` names biases that it did not have. `reason`
+    says why the model's own class would not do, and is None where it does: the form then only serves to be looked into.
+    """
+
+    model: nn.Module
+    sample: Inputs
+    original: Captured
+    captured: Captured
+    layouts: Mapping[str, Any]
+    added: frozenset[str]
+    reason: str | None
+
+    @cached_property
+    def scaling(self) -> Scaling:
+        """Which numbers of the graph stand for the batch: those that differ for two samples."""
+        two, many = (capture(self.model, _repeated(self.sample, count)).graph for count in (2, MANY))
+        return scaling_of(self.original.graph, two, many, MANY)
+
+    @cached_property
+    def host(self) -> Standalone:
+        """The whole model in this form."""
+        as_they_are = {node.name: None for node in self.captured.graph.nodes}
+        whole = resize(self.captured, as_they_are, torch.zeros(0, dtype=torch.bool))
+        tensors = {self.captured.tensors[name]: value for name, value in self.captured.values.items()}
+        module = standalone(graph_plan(self.captured, whole.graph, {}, self.scaling, frozenset()), tensors)
+        module.train(self.model.training)
+        return module
+
+    def plan(self, keep: Tensor, written: frozenset[str]) -> GraphPlan:
+        """The graph that keeps `keep`; of the added biases only those in `written` are there."""
+        resized = resize(self.captured, self.layouts, keep)
+        unused = self.added - written
+        plan = graph_plan(self.captured, resized.graph, resized.constants, self.scaling, unused)
+        return replace(plan, host=self.host)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traced:
+    """A network's structure, the activation behind each consumer, and its residual blocks (names of groups).
+
+    Every model has a standalone form, to be run operation by operation; `form` is there when the model's own class
+    cannot hold other sizes and that form is worked on instead.
+    """
+
+    structure: Structure
+    activations: dict[str, Activation]
+    blocks: tuple[tuple[str, ...], ...]
+    inputs: Inputs
+    standalone: Form
+
+    @property
+    def form(self) -> Form | None:
+        """The standalone form if the result has it too."""
+        return None if self.standalone.reason is None else self.standalone
+
+    @property
+    def host(self) -> nn.Module:
+        """The module to work on: the model itself, or its standalone form."""
+        return self.standalone.model if self.form is None else self.form.host
+
+    def graph(self, keep: Tensor, written: frozenset[str] = frozenset()) -> GraphPlan | None:
+        """The graph of the smaller model, if it is a standalone one."""
+        return None if self.form is None else self.form.plan(keep, written)
+
+
+def trace(
+    model: nn.Module,
+    example: Any,
+    *,
+    keep_class: bool = False,
+    only: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+) -> Traced:
+    """The structure of `model`: its groups of channels, what is locked and why; `example` is one batch of inputs.
+
+    With `keep_class`, what the model's own class cannot hold at another size is locked too. So are groups that `only`
+    does not name or `exclude` does: by the name of a group or of a module, with wildcards.
+
+    Raises:
+        CaptureError: `torch.export` cannot capture the model.
+        UsageError: a name in `only` or `exclude` matches nothing.
+    """
+    inputs = inputs_of(example, model).to(device_of(model))
+    with without_collection():
+        traced = _trace(model, inputs.first(1), keep_class=keep_class)
+    return replace(traced, structure=lock_others(traced.structure, only, exclude))
+
+
+def plain_cut(traced: Traced, keep: Tensor) -> Plan:
+    """The plan that keeps `keep` and refits nothing."""
+    return bare_plan(traced.structure, named_tensors(traced.host), keep, traced.graph(keep))
+
+
+def _trace(model: nn.Module, sample: Inputs, *, keep_class: bool) -> Traced:
+    original = capture(model, sample)
+    if keep_class:
+        captured, added = with_biases(original)
+        propagated = propagate(captured, sizes_stay=True)
+        structure, numbering = resolve(propagated, model, captured)
+        own = lock_what_breaks(model, without(structure, added), sample)
+        ways = layouts(propagated.labels, numbering, own)
+        return _traced(own, Form(model, sample, original, captured, ways, added, None))
+    folded = fold(original)
+    captured, added = with_biases(folded.captured)
+    propagated = propagate(captured)
+    structure, numbering = resolve(propagated, model, captured)
+    ways = layouts(propagated.labels, numbering, structure)
+    own = without(structure, added)
+    reason = why_class_fails(model, sample, original, own, ways, folded.names)
+    form = Form(model, sample, original, captured, ways, added, reason)
+    return _traced(own if reason is None else with_every_bias(structure), form)
+
+
+def _repeated(sample: Inputs, count: int) -> Inputs:
+    def repeated(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor] * count) if tensor.dim() and tensor.shape[0] == 1 else tensor
+
+    return sample.map(repeated)
+
+
+def _traced(structure: Structure, form: Form) -> Traced:
+    chains = {consumer.name: activation_behind(form.captured, consumer.node) for consumer in structure.consumers}
+    return Traced(structure, chains, residual_blocks(structure, form.captured), form.sample, form)

@@ -1,0 +1,145 @@
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from recoup.recovery.activation_store import CPU_MEMORY, ActivationStore, memory_of, size_of, work_of
+
+ROW = 8 * 10  # bytes of ten float64
+
+
+def value(number, rows=1):
+    return {"x": torch.full((rows, 10), float(number), dtype=torch.float64)}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where temporary files go during a test."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def files(folder):
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_what_fits_stays_in_memory_and_is_the_same_object(folder):
+    store = ActivationStore(limit=2 * ROW)
+    left = value(1)
+    store.put(0, left)
+    assert not files(folder)
+    assert store.take(0) is left
+    assert store.peak == ROW
+    store.close()
+
+
+def test_what_is_too_much_goes_to_disk_and_comes_back_equal(folder):
+    store = ActivationStore(limit=2 * ROW)
+    for place in range(5):
+        store.put(place, value(place))
+    assert len(files(folder)) == 3
+    for place in reversed(range(5)):
+        assert torch.equal(store.take(place)["x"], value(place)["x"])
+    assert store.peak == 2 * ROW
+    assert not files(folder)
+    store.close()
+
+
+def test_a_place_that_was_taken_from_makes_room(folder):
+    store = ActivationStore(limit=ROW)
+    for place in range(3):
+        store.put(place, value(place))
+        assert not files(folder)
+        store.take(place)
+    assert store.peak == ROW
+    store.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=30), st.integers(0, 6))
+@settings(max_examples=50, deadline=None)
+def test_what_is_taken_is_what_was_put_last_and_memory_keeps_to_its_limit(steps, rows):
+    store, expected = ActivationStore(limit=rows * ROW), {}
+    for number, (place, size) in enumerate(steps):
+        if place in expected:
+            assert torch.equal(store.take(place)["x"], expected.pop(place)["x"])
+        expected[place] = value(number, size)
+        store.put(place, expected[place])
+    for place, left in expected.items():
+        assert torch.equal(store.take(place)["x"], left["x"])
+    assert store.peak <= rows * ROW
+    store.close()
+
+
+def test_no_memory_at_all_is_enough(folder):
+    store = ActivationStore(limit=0)
+    store.put(0, value(1))
+    assert len(files(folder)) == 1
+    assert torch.equal(store.take(0)["x"], value(1)["x"])
+    assert store.peak == 0
+    store.close()
+
+
+def test_the_folder_is_gone_after_closing(folder):
+    store = ActivationStore(limit=0)
+    store.put(0, value(1))
+    assert list(folder.glob("recoup-*"))
+    store.close()
+    assert not list(folder.iterdir())
+
+
+def test_whatever_a_value_consists_of_comes_back(folder):
+    store = ActivationStore(limit=0)
+    given_value = (
+        {"a": torch.randn(3, 2), "flag": torch.tensor([True, False]), "shape": [4, 5], "none": None},
+        [torch.arange(3), torch.tensor(2.5)],
+    )
+    store.put(7, given_value)
+    first, second = store.take(7)
+    assert torch.equal(first["a"], given_value[0]["a"])
+    assert torch.equal(first["flag"], given_value[0]["flag"])
+    assert (first["shape"], first["none"]) == ([4, 5], None)
+    assert all(torch.equal(a, b) for a, b in zip(second, given_value[1], strict=True))
+    store.close()
+
+
+def test_a_place_nobody_has_left_anything_at_is_an_error(folder):
+    store = ActivationStore(limit=0)
+    with pytest.raises(FileNotFoundError, match=r"3\.pt"):
+        store.take(3)
+    store.close()
+
+
+def test_storage_that_tensors_share_is_counted_once():
+    whole = torch.zeros(6, 10, dtype=torch.float64)
+    assert size_of(whole) == 6 * ROW
+    assert size_of({"a": whole, "b": (whole.view(10, 6), whole[2:])}) == 6 * ROW
+    assert size_of([whole, whole.clone()]) == 12 * ROW
+    assert size_of({"a": 3, "b": None}) == 0
+
+
+def test_a_view_holds_all_of_its_storage():
+    assert size_of(torch.zeros(6, 10, dtype=torch.float64)[:1]) == 6 * ROW
+
+
+def test_on_a_cpu_a_fixed_amount_may_wait_in_memory():
+    assert memory_of(torch.device("cpu")) == CPU_MEMORY
+
+
+def test_what_is_in_work_is_a_part_of_what_may_wait(monkeypatch):
+    assert 0 < work_of(torch.device("cpu")) <= memory_of(torch.device("cpu"))
+    on_a_gpu(monkeypatch, free=100, reserved=0, allocated=0)
+    assert work_of(torch.device("cuda")) == 10 << 30
+    assert memory_of(torch.device("cuda")) == 50 << 30
+
+
+def test_what_torch_holds_back_on_a_gpu_is_free(monkeypatch):
+    on_a_gpu(monkeypatch, free=60, reserved=70, allocated=30)
+    assert work_of(torch.device("cuda")) == 10 << 30
+    assert memory_of(torch.device("cuda")) == 50 << 30
+
+
+def on_a_gpu(monkeypatch, free, reserved, allocated):
+    """GiB of its memory."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free << 30, 140 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated << 30)

@@ -1,0 +1,156 @@
+"""Defects that were found by use, each with the smallest network that showed it."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import recoup
+from recoup import Budget
+from recoup.recovery import joint, sequential
+from recoup.statistics.rank import problem_of
+from tests.zoo import ZOO, seeded
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean((2, 3))
+
+
+def group_normed():
+    with seeded(0):
+        body = (
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.GroupNorm(4, 16),
+            nn.ReLU(),
+            nn.Conv2d(16, 8, 3, padding=1),
+            nn.ReLU(),
+        )
+        return nn.Sequential(*body, Mean(), nn.Linear(8, 5)).eval(), torch.randn(256, 3, 8, 8)
+
+
+def test_a_network_with_group_norm_is_refitted_jointly():
+    """Forward mode takes a group norm apart into views, which maps with their channels last do not have."""
+    model, images = group_normed()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", recoup.RecoupWarning)
+        result = recoup.prune(model, list(images.split(64)), budget=Budget(width=0.5))
+    quick = recoup.prune(model, list(images.split(64)), budget=Budget(width=0.5), method="fast")
+    assert result.report.held_out["in sequence"] < quick.report.held_out["in sequence"]  # joint refits took place
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "told"),
+    [
+        (joint, "refit_jointly", "the joint refit of 3 failed and is left out .RuntimeError: out of luck"),
+        (sequential._Refit, "refit", "the refit in sequence of 3 failed and is left out .RuntimeError: out of luck"),
+        (joint.JointRefits, "__init__", "recovery in sequence of the network failed and is left out"),
+    ],
+)
+def test_what_fails_inside_a_recovery_does_not_end_the_run(monkeypatch, module, name, told):
+    def fail(*_, **__):
+        raise RuntimeError("out of luck\nwith details")
+
+    monkeypatch.setattr(module, name, fail)
+    model, images = group_normed()
+    with pytest.warns(recoup.RecoupWarning, match=told):
+        result = recoup.prune(model, list(images.split(64)), budget=Budget(width=0.5))
+    assert result.report.proof.difference <= result.report.proof.allowed
+    assert result.report.macs_removed > 0.3
+
+
+class Parts(nn.Module):
+    """The second half of a layer's outputs passes through `middle`, and the last layer cares little about it."""
+
+    def __init__(self, middle, bias=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.middle, self.first, self.last = middle, nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+        with torch.no_grad():
+            self.first.bias[4:] += bias
+            self.last.weight[:, 4:] *= 1e-3
+
+    def forward(self, x):
+        left, right = torch.relu(self.first(x)).split(4, 1)
+        return self.last(torch.cat([left, self.middle(right)], 1)).mean((2, 3))
+
+
+@pytest.mark.parametrize("method", ["best", "fast", "paper"])
+@pytest.mark.parametrize("bias", [0.0, -100.0], ids=["weak", "dead"])
+@pytest.mark.parametrize(
+    "middle",
+    [
+        lambda h: F.avg_pool2d(h, 3, 1, 1),
+        lambda h: F.max_pool2d(h, 3, 1, 1),
+        lambda h: F.interpolate(h, scale_factor=1.0, mode="bilinear"),
+        lambda h: h.view(h.shape[0], 2, 2, 8, 8).transpose(1, 2).reshape(h.shape),
+    ],
+    ids=["mean", "max", "resized", "shuffled"],
+)
+def test_a_part_that_no_parameter_belongs_to_keeps_a_channel(middle, bias, method):
+    """timm's res2next50: the last part of a split is pooled, and all of its channels went."""
+    with seeded(0):
+        model, images = Parts(middle, bias).double().eval(), torch.randn(60, 3, 8, 8, dtype=torch.float64)
+    result = recoup.prune(model, [images], budget=Budget(macs=0.5), method=method)
+    kept = result.plan.keep["first"]
+    assert kept[:4].any() and int(kept[4:].sum()) == 1
+
+
+def flattened_copies(seed):
+    """16 of 32 channels are exact copies of the others; 512 inputs of the last layer, far more than images."""
+    with seeded(seed):
+        model = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10)
+        ).eval()
+        with torch.no_grad():
+            model[0].weight[16:], model[0].bias[16:] = model[0].weight[:16].clone(), model[0].bias[:16].clone()
+        return model, torch.randn(256, 3, 8, 8), torch.randn(500, 3, 8, 8)
+
+
+@pytest.mark.parametrize("method", ["best", "fast"])
+@pytest.mark.parametrize("seed", range(3))
+def test_copies_behind_flatten_are_found_with_fewer_images_than_inputs(method, seed):
+    model, images, fresh = flattened_copies(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", recoup.RecoupWarning)
+        result = recoup.prune(model, list(images.split(64)), budget=Budget(width=0.5), method=method)
+    kept = result.plan.keep["0"]
+    assert bool((kept[:16] ^ kept[16:]).all())  # of every pair one
+    with torch.no_grad():
+        assert float((model(fresh) - result.model(fresh)).square().mean() / model(fresh).var()) < 1e-9
+
+
+def test_filters_have_the_signs_of_the_weights():
+    """A selector that compares filters, as the geometric median does, must tell a filter from its negative."""
+    with seeded(0):
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1), Mean()).eval()
+        images = torch.randn(40, 3, 8, 8)
+    data = recoup.split(model, [images], held_out=False)
+    seen = recoup.calibrate(recoup.trace(model, images), data, recoup.Paper())
+    problem = problem_of(seen, seen.structure.group("0"))
+    assert torch.equal(problem.filters, model[0].weight.detach().flatten(1))
+
+
+def test_the_filters_of_a_channel_of_several_rows_are_side_by_side():
+    entry = ZOO["shared"]
+    model, images = entry.build(6), entry.batch()
+    data = recoup.split(model, [images], held_out=False)
+    seen = recoup.calibrate(recoup.trace(model, images), data, recoup.Paper())
+    for group in seen.structure.prunable:
+        filters = problem_of(seen, group).filters
+        assert len(filters) == group.width and bool((filters < 0).any())
+
+
+@pytest.mark.parametrize("method", ["best", "paper"])
+def test_widths_may_suit_the_device(method):
+    """On a CPU a register holds 16 values."""
+    with seeded(0):
+        model, images = (
+            nn.Sequential(nn.Conv2d(3, 40, 3), nn.ReLU(), nn.Conv2d(40, 5, 1), Mean()),
+            torch.randn(60, 3, 8, 8),
+        )
+    kind = {"best": recoup.Best, "paper": recoup.Paper}[method]
+    result = recoup.prune(model, [images], budget=Budget(width=0.5), method=kind(multiple_of="device"))
+    assert result.model[0].out_channels == 32
