@@ -63,7 +63,6 @@ from recoup.allocation.uniform import keep_uniformly
 from recoup.allocation.widths import widths_for
 from recoup.judge.output_error import Reference
 from recoup.recovery.choose import recover_quickly, reference_of
-from recoup.statistics.cache import Cache
 
 SHARES = {"vgg16": 0.6, "resnet56": 0.5, LITE0: 0.25}
 RESNET20 = {"resnet20": 0.5}
@@ -135,7 +134,7 @@ class Measured:
 
     def with_method(self, method: recoup.Best) -> Measured:
         """The same with another method, which only widths and recovery may notice; it remembers nothing."""
-        return replace(self, method=method, seen=replace(self.seen, method=method, cache=Cache()))
+        return replace(self, method=method, seen=replace(self.seen, method=method))
 
 
 class Shared:

@@ -63,7 +63,6 @@ from benchmarks.paper import (
 from benchmarks.rows import Case, Outcome, Plain, Row, Store, alike, mean, mean_and_values
 from recoup.errors import BudgetError, ModelError
 from recoup.recovery.choose import refined
-from recoup.statistics.cache import Cache
 
 SHARES = {"vgg16": (0.5, 0.6, 0.7), "resnet56": (0.3, 0.5, 0.6), "resnet20": (0.3, 0.5)}
 BEST, REFINED, FAST = "best", "refined", "fast"
@@ -138,7 +137,7 @@ def rows_at(bench: Bench, before: Ranked, share: float, here: dict[str, Case], r
     if BEST in here:
         yield Row(here[BEST], bench.outcome_of(best.seen, best.keep, best.recovered, best.seconds))
     if REFINED in here:
-        longer = replace(best.seen, method=replace(method, refine=refine), cache=Cache())
+        longer = replace(best.seen, method=replace(method, refine=refine))
         after = timed(best.seconds, "refine", lambda: refined(longer, best.recovered, best.keep))
         yield Row(here[REFINED], bench.outcome_of(best.seen, best.keep, after, best.seconds))
 
@@ -155,7 +154,7 @@ class Steps:
 
 def steps(before: Ranked, method: recoup.Best | recoup.Fast, goal: recoup.Goal) -> Steps:
     """Allocate and recover with a method, which remembers nothing: the seconds are all its own."""
-    seen, seconds = replace(before.seen, method=method, cache=Cache()), dict(before.seconds)
+    seen, seconds = replace(before.seen, method=method), dict(before.seconds)
     allocation = timed(seconds, "allocate", lambda: recoup.allocate(seen, before.rankings, goal))
     recovered = timed(seconds, "recover", lambda: recoup.recover(seen, allocation))
     return Steps(seen, allocation.keep, recovered, seconds)

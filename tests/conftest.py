@@ -4,3 +4,19 @@ import torch
 
 # Small tensors: threads would spend their time waiting for each other.
 torch.set_num_threads(1)
+
+# The files that take longest, which are begun first: the cores then end together.
+LONGEST = (
+    "tests/test_random_wirings.py",
+    "tests/test_torchvision.py",
+    "tests/cli/test_demo.py",
+    "tests/allocation/test_shares.py",
+    "tests/test_pipeline.py",
+    "tests/test_laws.py",
+    "tests/test_methods.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(LONGEST)))

@@ -1,5 +1,6 @@
 """Defects that were found by use, each with the smallest network that showed it."""
 
+import dataclasses
 import warnings
 
 import pytest
@@ -9,7 +10,9 @@ from torch import nn
 
 import recoup
 from recoup import Budget
+from recoup.errors import BudgetError, CalibrationError
 from recoup.recovery import joint, sequential
+from recoup.recovery.segment_problem import SegmentProblem
 from recoup.statistics.rank import problem_of
 from tests.zoo import ZOO, seeded
 
@@ -154,3 +157,166 @@ def test_widths_may_suit_the_device(method):
     kind = {"best": recoup.Best, "paper": recoup.Paper}[method]
     result = recoup.prune(model, [images], budget=Budget(width=0.5), method=kind(multiple_of="device"))
     assert result.model[0].out_channels == 32
+
+
+class Upwards(nn.Module):
+    """A transposed convolution without a bias reads what is pruned."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 5, 3, bias=False)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x))).mean((2, 3))
+
+
+def test_a_transposed_convolution_that_got_a_bias_is_saved_and_loaded(tmp_path):
+    with seeded(0):
+        model, images = Upwards().eval(), torch.randn(60, 3, 8, 8)
+    result = recoup.prune(model, [images], budget=Budget(width=0.5), method="fast")
+    loaded = recoup.load(result.save(tmp_path / "out"), Upwards)
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(images), result.model(images))
+
+
+def test_training_the_result_does_not_change_the_plan():
+    with seeded(0):
+        model, images = Upwards().eval(), torch.randn(60, 3, 8, 8)
+    result = recoup.prune(model, [images], budget=Budget(width=0.5), method="fast")
+    before = {name: value.clone() for name, value in result.plan.weights.items()}
+    with torch.no_grad():
+        for parameter in result.model.parameters():
+            parameter.add_(1.0)
+    assert all(torch.equal(value, before[name]) for name, value in result.plan.weights.items())
+
+
+class Sized(nn.Module):
+    """A size is written into the code behind `b` only."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 6, 3, padding=1), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.b(torch.relu(self.a(x)))).view(-1, 6, 64).mean(2))
+
+
+@pytest.mark.parametrize("keep_class", [False, True])
+def test_a_group_that_is_left_alone_does_not_cost_the_class(keep_class):
+    with seeded(0):
+        model, images = Sized().eval(), torch.randn(60, 3, 8, 8)
+    chosen = {"exclude": ["b"], "keep_class": keep_class}
+    result = recoup.prune(model, [images], budget=Budget(width=0.5), method="fast", **chosen)
+    assert type(result.model) is Sized and result.model.a.out_channels == 4
+    reasons = {row.name: row.reasons for row in result.report.groups}
+    assert reasons["b"] == ("left alone by request",) and "left alone by request" not in reasons["head"]
+
+
+def test_a_generator_of_names_is_read_once_and_serves_throughout():
+    with seeded(0):
+        model, images = Sized().eval(), torch.randn(60, 3, 8, 8)
+    result = recoup.prune(model, [images], budget=Budget(width=0.5), method="fast", exclude=(name for name in ["b"]))
+    assert result.model.b.out_channels == 6
+
+
+class WithTable(nn.Module):
+    """A second input that has no batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x, table):
+        return self.b(torch.relu(self.a(x + table.mean(0))))
+
+
+def test_an_input_without_a_batch_is_verified_as_it_is():
+    with seeded(0):
+        model, x, table = WithTable().eval(), torch.randn(60, 5), torch.randn(7, 5)
+    result = recoup.prune(model, [((x, table), torch.zeros(60))], budget=Budget(width=0.5), method="fast")
+    assert result.model.a.out_features == 4
+    assert result.report.proof.difference <= result.report.proof.allowed
+
+
+def test_a_calibration_with_another_method_does_not_share_what_was_computed():
+    model, images = group_normed()
+    seen = recoup.calibrate(recoup.trace(model, images), recoup.split(model, [images]), recoup.Fast())
+    other = dataclasses.replace(seen, method=recoup.Fast(ridge=10.0))
+    keep = {"0": torch.arange(4) % 2 == 0}
+    plans = [recoup.recover(each, keep).plan.weights for each in (seen, other)]
+    assert not torch.equal(plans[0]["3.weight"], plans[1]["3.weight"])
+
+
+class EnoughError(Exception):
+    """The caller has had enough."""
+
+
+def test_what_the_callers_progress_raises_ends_the_run():
+    model, images = group_normed()
+
+    def progress(stage, *_):
+        if stage == "recover":
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        recoup.prune(model, [images], budget=Budget(width=0.5), progress=progress)
+
+
+def test_warnings_point_at_the_callers_line(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(joint, "refit_jointly", fail)
+    model, images = group_normed()
+    with pytest.warns(recoup.RecoupWarning) as caught:
+        recoup.prune(model, [images], budget=Budget(width=0.5))
+    assert {warning.filename for warning in caught if issubclass(warning.category, recoup.RecoupWarning)} == {__file__}
+
+
+def test_validation_that_is_no_iterable_is_refused():
+    model, images = group_normed()
+    with pytest.raises(CalibrationError, match="validation must be an iterable of batches, got one int"):
+        recoup.prune(model, [images], validation=5, tolerance=1.0)
+
+
+def test_the_same_candidate_is_measured_once():
+    """With all widths by hand there is one."""
+    model, images = group_normed()
+    calls = []
+    recoup.prune(
+        model,
+        [images],
+        widths={"0": 2, "3": 4},
+        tolerance=50.0,
+        method="fast",
+        evaluate=lambda m: calls.append(m) or 90.0,
+    )
+    assert len(calls) <= 3
+
+
+def test_budgets_out_of_reach_name_what_holds_them():
+    model, images = group_normed()
+    with pytest.raises(BudgetError, match="rounded up to multiples of 8"):
+        recoup.prune(model, [images], budget=Budget(macs=0.05), method=recoup.Paper(multiple_of=8))
+    with pytest.raises(BudgetError, match="held by widths= and min_width="):
+        recoup.prune(model, [images], budget=Budget(macs=0.05), method="fast", min_width=3)
+
+
+@pytest.mark.parametrize("groups", [1, 4, 16])
+def test_maps_before_grouped_convolutions_keep_their_channels_first(groups):
+    """With the channels last, cuDNN's gradient of such a weight writes beyond it; depthwise ones have other kernels."""
+    with seeded(0):
+        body = (nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=groups), nn.ReLU(), nn.Conv2d(16, 5, 1))
+        model, images = nn.Sequential(*body, Mean()).eval(), torch.randn(60, 3, 8, 8)
+    laid, plain = [], SegmentProblem.laid_out
+
+    def spied(self, values):
+        found = plain(self, values)
+        laid.extend(v for v in found.values() if isinstance(v, torch.Tensor) and v.dim() == 4 and v.shape[1] > 1)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SegmentProblem, "laid_out", spied)
+        recoup.prune(model, [images], budget=Budget(width=0.5))
+    is_last = [value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous() for value in laid]
+    assert laid and (not any(is_last) if groups == 4 else any(is_last))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from recoup.allocation.goal import Goal
 from recoup.artefact import save
 from recoup.channels.patterns import widths_by_group
 from recoup.config import Budget, Method
-from recoup.errors import CaptureError, LockedError, RecoupWarning
+from recoup.errors import CaptureError, LockedError, warn
 from recoup.inputs.batches import Stream
 from recoup.inputs.split import split
 from recoup.judge.accuracy import Evaluate
@@ -115,7 +114,7 @@ def prune(
         score = score_of(smaller, allocation, recovered, acceptance)
     report = make_report(seen, allocation, recovered, smaller, proof, score, clock.seconds)
     for warning in report.warnings:
-        warnings.warn(warning, RecoupWarning, stacklevel=2)
+        warn(warning)
     return Result(smaller, recovered.plan, report)
 
 
@@ -140,11 +139,12 @@ def _prunable(
     Raises:
         LockedError: nothing can be pruned.
     """
+    only, exclude = (names if isinstance(names, str) else tuple(names) for names in (only, exclude))
     traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude)
     try:
         traced.host  # noqa: B018  # made here, to know that it can be
     except CaptureError as error:
-        warnings.warn(f"only what the model's own class holds is pruned: {error}", RecoupWarning, stacklevel=3)
+        warn(f"only what the model's own class holds is pruned: {error}")
         traced = trace(model, example, keep_class=True, only=only, exclude=exclude)
     if traced.structure.prunable:
         return traced

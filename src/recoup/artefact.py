@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from recoup.channels.groups import named_tensors
 from recoup.errors import ArtefactError
@@ -207,12 +208,18 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _with_new_biases(original: nn.Module, plan: Plan, added: tuple[str, ...]) -> Plan:
     """The plan with zeros for biases the original does not have; their values are in the weights file."""
     try:
-        sizes = {name: len(original.get_submodule(name.rpartition(".")[0]).weight) for name in added}  # type: ignore[arg-type]  # a layer's weight is a tensor
+        sizes = {name: _outputs(original.get_submodule(name.rpartition(".")[0])) for name in added}
     except (AttributeError, TypeError) as error:
         raise ArtefactError(
             f"the model has no layer for {', '.join(added[:3])} ({error}). Build it exactly as it was before pruning."
         ) from error
     return Plan(plan.keep, plan.slices, {n: torch.zeros(s) for n, s in sizes.items()}, plan.shapes, plan.recovery)
+
+
+def _outputs(layer: nn.Module) -> int:
+    """How many outputs a layer has; a transposed convolution's weight has its inputs first."""
+    size: int = layer.out_channels if isinstance(layer, _ConvNd) else layer.out_features  # type: ignore[assignment]  # layers
+    return size
 
 
 def _load_tensors(smaller: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:

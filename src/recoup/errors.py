@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class RecoupError(Exception):
@@ -56,6 +60,15 @@ class ArtefactError(RecoupError):
 
 class RecoupWarning(UserWarning):
     """What to know about a result that is returned all the same."""
+
+
+def warn(message: str) -> None:
+    """Warn at the caller's line: the first one outside this package."""
+    inside = (str(Path(__file__).parent), contextlib.__file__)
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, RecoupWarning, stacklevel=level)
 
 
 def unknown_name(what: str, name: object, known: Iterable[str], more: str = "") -> UsageError:

@@ -106,9 +106,15 @@ def test_the_answer_is_the_smallest_that_passed_in_whatever_order_they_come(shar
 
 
 def test_of_two_of_the_same_size_the_later_is_the_answer():
-    strategy, _ = proposals(0.8, 0.8)
-    found, _, (_, second) = searched(strategy, lambda share: 0.5)
-    assert found.recovered is second
+    masks = [allocation_of("plain", width=24).keep(share) for share in (0.8, 0.7)]
+
+    def strategy():
+        for keep in (*masks, masks[0]):
+            yield Proposal(keep, ("some",), 0.8, 1.0, 0.8)
+
+    found, acceptance, (_, second) = searched(strategy(), lambda share: 0.5)
+    assert found.recovered is second and torch.equal(found.keep, masks[1])
+    assert len(acceptance.asked) == 2 and len(found.trials) == 3  # the third is the first again
 
 
 def test_a_strategy_is_sent_what_was_measured_of_its_own_proposals():

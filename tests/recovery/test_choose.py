@@ -20,7 +20,6 @@ from recoup.recovery.choose import (
     refined,
 )
 from recoup.recovery.sequential import recover_in_sequence
-from recoup.statistics.cache import Cache
 from tests.recovery.bench import Written, bench, zoo_bench
 from tests.zoo import seeded
 
@@ -134,7 +133,7 @@ def test_values_that_have_the_shape_of_class_scores_are_scaled_only_if_known_to_
     """Where values are large the divergence would have them nearer to zero, whatever becomes of them."""
     found = classifier(are_classes=False)
     reference = Reference(found.host, found.split.held_out())
-    known = replace(found.calibration, are_scores=are_scores, cache=Cache())
+    known = replace(found.calibration, are_scores=are_scores)
     scaled = recover_in_full(known, found.keep).plan
     plain = recover_in_sequence(found.calibration, found.split, found.keep, found.start)
     assert reference.gain(plain.weights) < 0.9

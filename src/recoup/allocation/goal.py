@@ -92,17 +92,28 @@ class Search:
     acceptance: Acceptance
     tolerance: float
     drop: float = 0.0
+    bound: float = 0.0
     size: float = math.inf
     recovered: Recovered | None = None
     trials: tuple[Trial, ...] = ()
 
-    def after(self, proposal: Proposal, verdict: Verdict, recovered: Recovered) -> Search:
-        """The search with one more trial, whose mask is its answer if it passed and none that did is smaller."""
+    def after(self, proposal: Proposal, verdict: Verdict, recovered: Recovered | None) -> Search:
+        """The search with one more trial, whose mask is its answer if it passed and none that did is smaller.
+
+        A proposal that was recovered before has no recovery now: it has had its chance.
+        """
         trial = Trial(proposal.groups, proposal.share, verdict.bound, proposal.allowed)
         found = replace(self, trials=(*self.trials, trial))
-        if not trial.accepted or proposal.size > self.size:
+        if recovered is None or not trial.accepted or proposal.size > self.size:
             return found
-        return replace(found, keep=proposal.keep, drop=verdict.drop, size=proposal.size, recovered=recovered)
+        return replace(
+            found,
+            keep=proposal.keep,
+            drop=verdict.drop,
+            bound=verdict.bound,
+            size=proposal.size,
+            recovered=recovered,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,7 @@ LEVELS = (0.75, 0.25)
 # A cost is a sum of products in floating point.
 ROUNDING = 1e-9
 # Why something is left when everything is cut, where it is not only what is locked.
-_REST = {"latency": "the rest is locked, or its time does not depend on widths"}
+_MORE = {"latency": ", or its time does not depend on widths"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +45,11 @@ class Allocator:
     def least(self) -> float:
         """The smallest share of the cost that can be reached."""
         return self.costs.total({name: curve.least for name, curve in self.curves.items()}) / self.whole
+
+    @property
+    def most(self) -> float:
+        """The largest share: all of it, unless widths are given by hand."""
+        return self.costs.total({name: curve.most for name, curve in self.curves.items()}) / self.whole
 
     def keep(self, share: float) -> Tensor:
         """The mask that costs at most `share` and causes the least error."""
@@ -124,11 +129,11 @@ def _curve(
         )
     staying = group.width - group.free
     measured = {}
-    for level in levels:
-        count = staying + max(0 if staying else 1, round(level * group.free))
+    least, most = max(1, widths.least(group)), widths.limits.most(group.name, group.width)
+    counts = [staying + max(0 if staying else 1, round(level * group.free)) for level in levels]
+    for count in counts if least < most else [least]:
         keep = widths.cut(group, count, widths.live())
         measured[int(keep[group.channels].sum())] = reference.error(one_pass_weights(calibration, keep))
-    least, most = max(1, widths.least(group)), widths.limits.most(group.name, group.width)
     return error_curve(ranking.loss, measured, least, most)
 
 
@@ -140,8 +145,8 @@ def keep_within(allocator: Allocator, budget: Budget) -> Tensor:
     """
     if budget.share < allocator.least:
         raise BudgetError(
-            f"keeping {budget.share:.1%} of the {budget.of} is out of reach: with every prunable group cut to its last "
-            f"channel {allocator.least:.1%} remain, because {_REST.get(budget.of, allocator.widths.rest)}. "
+            f"keeping {budget.share:.1%} of the {budget.of} is out of reach: with every prunable group cut as far as "
+            f"it may be {allocator.least:.1%} remain, because {allocator.widths.rest}{_MORE.get(budget.of, '')}. "
             "`recoup.inspect` lists what is locked and why."
         )
     keep = allocator.keep(budget.share)

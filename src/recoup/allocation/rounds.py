@@ -54,7 +54,8 @@ def reconsidered(
 ) -> Allocator:
     """The allocator with errors as they are around a mask; the same one where one pass tells as much."""
     expected = _expected(allocator, keep)
-    cut = [name for name, error in expected.items() if error > 0]
+    can_change = {name for name, curve in allocator.curves.items() if curve.least < curve.most}
+    cut = [name for name, error in expected.items() if error > 0 and name in can_change]
     if not cut or before.error > WORTHWHILE * before.errors[ONE_PASS]:
         return allocator
     size = math.ceil(len(cut) / LOOKS)

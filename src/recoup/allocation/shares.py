@@ -69,7 +69,7 @@ def full_shares(allocator: Allocator, tolerance: float, progress: Progress = sil
     """
     bold, aim, least = BOLDNESS * tolerance, AIM * tolerance, allocator.least
     quick = yield from narrowing(allocator, tolerance, bold, ROUGH, CLOSE, progress)
-    most = min((loss.share for loss in quick if loss.bound < tolerance), default=1 - NEAR)
+    most = min((loss.share for loss in quick if loss.bound < tolerance), default=allocator.most - NEAR)
     power = power_of(quick, bold)
     share = nearest(quick, bold).along(power, bold) if quick else least
     full: list[Loss] = []
@@ -118,7 +118,7 @@ def narrowing(
     candidates below and above; after two that came out alike it is the middle. It ends when those are `near` each
     other, or a bound is `close` to the level.
     """
-    below, above = Loss(1.0, 0.0), Loss(allocator.least, math.inf)
+    below, above = Loss(allocator.most, 0.0), Loss(allocator.least, math.inf)
     found: list[Loss] = []
     sides: list[bool] = []
     for number in range(1, CANDIDATES + 1):

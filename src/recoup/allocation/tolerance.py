@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TypeAlias
 
-from torch import nn
-
 from recoup.allocation.goal import Proposal, Search
-from recoup.errors import RecoupError, VerificationError
-from recoup.judge.acceptance import Acceptance, Verdict
+from recoup.judge.acceptance import Verdict, judged
 from recoup.recovery.choose import Recovered
 from recoup.statistics.calibrate import Calibration
 from recoup.surgery.apply import apply
@@ -24,31 +21,17 @@ Recover: TypeAlias = Callable[[Proposal], Recovered]
 
 def search_within(calibration: Calibration, strategy: Strategy, recover: Recover, start: Search) -> Search:
     """The smallest candidate that the strategy proposes and the acceptance lets pass; the `start` if none does."""
-    found = start
+    found, known = start, dict[tuple[bytes, bool], Verdict]()
     proposal = next(strategy, None)
     while proposal is not None:
-        recovered = recover(proposal)
-        verdict = judged(found.acceptance, apply(calibration.model, recovered.plan))
+        key = proposal.keep.numpy().tobytes(), proposal.in_full
+        recovered = None if key in known else recover(proposal)  # one that is proposed again is told what it was told
+        if recovered is not None:
+            known[key] = judged(found.acceptance, apply(calibration.model, recovered.plan))
+        verdict = known[key]
         found = found.after(proposal, verdict, recovered)
         try:
             proposal = strategy.send(verdict)
         except StopIteration:
             proposal = None
     return found
-
-
-def judged(acceptance: Acceptance, candidate: nn.Module) -> Verdict:
-    """What the acceptance says of a candidate.
-
-    Raises:
-        VerificationError: the candidate cannot be run, or the caller's measure fails on it.
-    """
-    try:
-        return acceptance(candidate)
-    except RecoupError:
-        raise
-    except RuntimeError as error:  # raised by torch inside the candidate, or by the caller's measure
-        raise VerificationError(
-            f"a candidate could not be measured ({str(error)[:200]}). If your measure runs on the original model, "
-            "please report the model: its code depends on sizes in a way that was not seen."
-        ) from error

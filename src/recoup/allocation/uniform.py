@@ -44,8 +44,8 @@ def keep_uniformly(calibration: Calibration, widths: Widths, budget: Budget) -> 
     if not fits(keep(0.0)):
         least = _amount(cost(structure, model, keep(0.0)), budget) / _amount(cost(structure, model), budget)
         raise BudgetError(
-            f"keeping {budget.share:.1%} of the {budget.of} is out of reach: with every prunable group cut to its last "
-            f"channel {least:.1%} remain, because {widths.rest}. `recoup.inspect` lists what is locked and why."
+            f"keeping {budget.share:.1%} of the {budget.of} is out of reach: with every prunable group cut as far as "
+            f"it may be {least:.1%} remain, because {widths.rest}. `recoup.inspect` lists what is locked and why."
         )
     low, high = 0.0, 1.0
     for _ in range(BISECTIONS):

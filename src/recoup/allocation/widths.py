@@ -83,8 +83,9 @@ class Widths:
     @property
     def rest(self) -> str:
         """For messages: why something is left when every group is cut as far as it may be."""
-        held = self.limits.widths or self.limits.min_width > 1
-        return "the rest is locked" + (", or held by widths= and min_width=" if held else "")
+        held = ", or held by widths= and min_width=" if self.limits.widths or self.limits.min_width > 1 else ""
+        rounded = f", or rounded up to multiples of {self.multiple_of}" if self.multiple_of > 1 else ""
+        return f"the rest is locked{held}{rounded}"
 
     def _gone(self, group: Group) -> Tensor:
         """Which of the group's channels go because they are dead: not those that keep it at its least width."""

@@ -6,7 +6,7 @@ from torch import fx
 
 from recoup.channels.groups import Structure
 from recoup.graph.capture import Captured
-from recoup.operators.names import operation_name
+from recoup.operators.record import operator_of
 
 
 def residual_blocks(structure: Structure, captured: Captured) -> tuple[tuple[str, ...], ...]:
@@ -45,7 +45,7 @@ def _additions(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
     """Operand pairs of every addition of two computed tensors."""
     found = []
     for node in graph.nodes:
-        if node.op == "call_function" and operation_name(node.target) == "add":
+        if node.op == "call_function" and operator_of(node.target).is_addition:
             operands = [value for value in node.args[:2] if isinstance(value, fx.Node)]
             if len(operands) == 2 and all(value.op == "call_function" for value in operands):
                 found.append((operands[0], operands[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from recoup.channels.groups import Group, Structure
@@ -11,17 +12,28 @@ from recoup.errors import UsageError, unknown_name
 LEFT_ALONE = "left alone by request"
 
 
-def lock_others(structure: Structure, only: Iterable[str], exclude: Iterable[str]) -> Structure:
-    """The structure with every group locked that `only` does not name or `exclude` does.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which groups may be pruned: those that `only` names, all of them if it is empty, but not those in `exclude`."""
 
-    Raises:
-        UsageError: a pattern matches no group.
-    """
-    only, exclude = _listed(only, "only"), _listed(exclude, "exclude")
-    chosen = {name for pattern in only for name in matching(structure, pattern, "only")}
-    spared = {name for pattern in exclude for name in matching(structure, pattern, "exclude")}
-    others = {group.name for group in structure.groups if only and group.name not in chosen}
-    return structure.lock(dict.fromkeys(spared | others, LEFT_ALONE))
+    only: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, only: Iterable[str], exclude: Iterable[str]) -> Choice:
+        """The choice by lists of names; one text in the place of a list is refused."""
+        return cls(_listed(only, "only"), _listed(exclude, "exclude"))
+
+    def lock_others(self, structure: Structure) -> Structure:
+        """The structure with every other group locked.
+
+        Raises:
+            UsageError: a pattern matches no group.
+        """
+        chosen = {name for pattern in self.only for name in matching(structure, pattern, "only")}
+        spared = {name for pattern in self.exclude for name in matching(structure, pattern, "exclude")}
+        spared |= {group.name for group in structure.groups if self.only and group.name not in chosen}
+        return structure.lock({group.name: LEFT_ALONE for group in structure.prunable if group.name in spared})
 
 
 def widths_by_group(structure: Structure, widths: Mapping[str, int]) -> dict[str, int]:
@@ -55,10 +67,10 @@ def _matches(pattern: str, name: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
-def _listed(patterns: Iterable[str], what: str) -> list[str]:
+def _listed(patterns: Iterable[str], what: str) -> tuple[str, ...]:
     if isinstance(patterns, str):
         raise UsageError(f"{what} must be a list of names, got the text {patterns!r}. Write [{patterns!r}].")
-    return list(patterns)
+    return tuple(patterns)
 
 
 def _require_possible(group: Group, width: int) -> None:

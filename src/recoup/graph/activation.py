@@ -69,5 +69,5 @@ def _outputs_along_dim_1(node: fx.Node) -> bool:
     """A batch norm acts on dim 1; behind a linear layer on more than two dims that is a position, not an output."""
     while operator_of(node.target).layer is None:
         node = node.all_input_nodes[0]
-    has_window = "stride" in operator_of(node.target).layer.arguments  # type: ignore[union-attr]  # just found
-    return has_window or node.meta["val"].dim() == 2
+    layer = operator_of(node.target).layer
+    return (layer is not None and layer.has_window) or node.meta["val"].dim() == 2

@@ -15,7 +15,7 @@ from recoup.errors import CaptureError
 from recoup.graph.batch_dim import Scaling, follow_batch
 from recoup.graph.capture import Captured
 from recoup.graph.copies import copied
-from recoup.operators.names import argument, writes
+from recoup.operators.names import writes
 from recoup.operators.record import operator_of
 from recoup.plan import GraphPlan
 
@@ -88,7 +88,7 @@ def _lacks_bias(node: fx.Node, captured: Captured) -> bool:
     layer = operator_of(node.target).layer if node.op == "call_function" else None
     if layer is None or not layer.adds_bias:
         return False
-    bias, groups = argument(node, 2, "bias"), argument(node, 6, "groups", 1)
+    bias, groups = layer.argument(node, "bias"), layer.argument(node, "groups", 1)
     weight = node.args[1]
     is_stored = isinstance(weight, fx.Node) and weight.name in captured.tensors
     return bias is None and bool(groups == 1) and is_stored

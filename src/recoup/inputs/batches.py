@@ -186,6 +186,7 @@ def check_finite(inputs: Inputs, number: object) -> None:
 
 def require_repeatable(batches: Iterable[Any], what: str) -> None:
     """Refuse a one-shot iterator where the data is read more than once."""
+    _check_iterable(batches, what)
     if iter(batches) is batches:
         raise CalibrationError(
             f"{what} is an iterator that can be read only once, but it is read for every candidate. Pass a list or "

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from recoup.errors import CalibrationError
+from recoup.errors import CalibrationError, RecoupError, VerificationError
 from recoup.inputs.batches import require_repeatable
 from recoup.judge.accuracy import Evaluate, read_answers
 
@@ -107,3 +107,20 @@ class ImageAcceptance:
     def _bound(self, lost: Tensor) -> float:
         variance = float(lost.var(correction=0)) + self._z**2 / len(lost)
         return float(lost.mean()) + self._z * math.sqrt(variance / len(lost))
+
+
+def judged(acceptance: Acceptance, candidate: nn.Module) -> Verdict:
+    """What the acceptance says of a candidate.
+
+    Raises:
+        VerificationError: the candidate cannot be run, or the caller's measure fails on it.
+    """
+    try:
+        return acceptance(candidate)
+    except RecoupError:
+        raise
+    except RuntimeError as error:  # raised by torch inside the candidate, or by the caller's measure
+        raise VerificationError(
+            f"a candidate could not be measured ({str(error)[:200]}). If your measure runs on the original model, "
+            "please report the model: its code depends on sizes in a way that was not seen."
+        ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import get_args
 
@@ -22,8 +21,8 @@ from recoup.allocation.widths import Widths, widths_for
 from recoup.channels.cost_model import CostModel
 from recoup.channels.patterns import widths_by_group
 from recoup.config import Budget, Limits, Outputs, SequentialMethod, require_common, require_one_of
-from recoup.errors import RecoupWarning, UsageError
-from recoup.judge.acceptance import Acceptance
+from recoup.errors import UsageError, warn
+from recoup.judge.acceptance import Acceptance, judged
 from recoup.progress import Progress
 from recoup.recovery.choose import Recovered, recover_in_full, recover_quickly, reference_of, refined
 from recoup.recovery.methods import sequential_method
@@ -89,16 +88,14 @@ def recover_and_choose(calibration: Calibration, allocation: Allocation, progres
     after = refined(calibration, recovered, keep, progress)
     if after.plan is recovered.plan or _is_within_tolerance(calibration, allocation.search, after):
         return after
-    warnings.warn(
-        "refinement is left out: the refined network loses more than the tolerance on the validation images.",
-        RecoupWarning,
-        stacklevel=2,
-    )
+    warn("refinement is left out: the refined network loses more than the tolerance on the validation images.")
     return recovered
 
 
 def _is_within_tolerance(calibration: Calibration, search: Search | None, recovered: Recovered) -> bool:
-    return search is None or search.acceptance(apply(calibration.model, recovered.plan)).bound < search.tolerance
+    if search is None:
+        return True
+    return judged(search.acceptance, apply(calibration.model, recovered.plan)).bound < search.tolerance
 
 
 def _search(calibration: Calibration, allocator: Allocator, start: Search, progress: Progress) -> Search:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from recoup.algebra.selection import Ranking
 from recoup.allocation.goal import Allocation, Goal
 from recoup.config import Method, SequentialMethod
-from recoup.errors import CaptureError, RecoupWarning, UsageError, unknown_name
+from recoup.errors import CaptureError, UsageError, unknown_name, warn
 from recoup.inputs.split import Split
 from recoup.judge.acceptance import Acceptance, ImageAcceptance, ScoreAcceptance
 from recoup.judge.accuracy import checked
@@ -125,11 +124,14 @@ def runnable(method: Method, traced: Traced, goal: Goal) -> Method:
                 f"a latency budget needs to time single operations, which this model does not allow: {error} Otherwise "
                 "ask for a share of the MACs."
             ) from error
-        warnings.warn(
+        if goal.tolerance is not None and goal.validation is None and goal.evaluate is None:
+            raise UsageError(
+                "without validation images a tolerance needs to run the model operation by operation, which it does "
+                f"not allow: {error} Pass validation= or evaluate=."
+            ) from error
+        warn(
             "the paper's method is used: widths are not measured, layers are refitted in one pass, nothing is refined, "
-            f"and a tolerance is asked only of the validation images themselves: {error}",
-            RecoupWarning,
-            stacklevel=3,
+            f"and a tolerance is asked only of the validation images themselves: {error}"
         )
         return Paper(
             selector=method.selector,

@@ -83,7 +83,7 @@ def _refresh(module: _ConvNd) -> None:
     "conv3d",
     resize=groups_at(6),
     differential=product,
-    layer=LayerCall(_PLAIN, _read, adds_bias=True),
+    layer=LayerCall(_PLAIN, _read, adds_bias=True, has_window=True),
     weights=(1, 2),
     modules={_ConvNd: _refresh},
 )
@@ -98,7 +98,7 @@ def convolution(call: LabelCall, constraints: Constraints) -> Value:
     "conv_transpose3d",
     resize=groups_at(6),
     differential=product,
-    layer=LayerCall(_TRANSPOSED, _read_transposed, adds_bias=True, transposed=True),
+    layer=LayerCall(_TRANSPOSED, _read_transposed, adds_bias=True, transposed=True, has_window=True),
     weights=(1, 2),
 )
 def transposed_convolution(call: LabelCall, constraints: Constraints) -> Value:
@@ -106,7 +106,7 @@ def transposed_convolution(call: LabelCall, constraints: Constraints) -> Value:
     return _convolve(call, constraints, call.argument(6, "groups", 1), transposed=True)
 
 
-@operator("convolution", resize=groups_at(8), layer=LayerCall(_EITHER, _read_either), weights=(1, 2))
+@operator("convolution", resize=groups_at(8), layer=LayerCall(_EITHER, _read_either, has_window=True), weights=(1, 2))
 def any_convolution(call: LabelCall, constraints: Constraints) -> Value:
     """The form that serves both."""
     return _convolve(call, constraints, call.args[8], transposed=bool(call.args[6]))

@@ -51,7 +51,7 @@ operator(
     differential=_scaled,
     weights=(1, 2, 3, 4),
     is_channelwise=True,
-    is_affine=True,
+    affine_in=(0,),
     modules={_NormBase: _refresh_features},
 )(per_channel)
 operator("instance_norm", weights=(1, 2, 3, 4))(per_channel)

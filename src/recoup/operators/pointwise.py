@@ -55,16 +55,17 @@ def pointwise(call: LabelCall, constraints: Constraints) -> Value:
 
 operator(POINTWISE, *UNTAGGED, is_pointwise=True)(pointwise)
 operator("hardswish", is_pointwise=True, is_channelwise=True)(pointwise)
-operator("dropout", is_pointwise=True, is_channelwise=True, is_affine=True, returns_input=True, differential=_dropped)(
+operator("dropout", is_pointwise=True, is_channelwise=True, affine_in=(0,), returns_input=True, differential=_dropped)(
     pointwise
 )
-operator("feature_dropout", is_pointwise=True, is_affine=True, returns_input=True)(pointwise)
+operator("feature_dropout", is_pointwise=True, affine_in=(0,), returns_input=True)(pointwise)
 operator("alpha_dropout", "feature_alpha_dropout", "native_dropout", is_pointwise=True, returns_input=True)(pointwise)
-operator("clone", is_pointwise=True, is_affine=True, differential=linear_in_first)(pointwise)
-operator("contiguous", "alias", is_pointwise=True, is_affine=True)(pointwise)
-operator("add", is_pointwise=True, is_affine=True, differential=_summed)(pointwise)
-operator("mul", is_pointwise=True, is_affine=True, differential=product)(pointwise)
-operator("sub", "div", is_pointwise=True, is_affine=True)(pointwise)
+operator("clone", is_pointwise=True, affine_in=(0,), differential=linear_in_first)(pointwise)
+operator("contiguous", "alias", is_pointwise=True, affine_in=(0,))(pointwise)
+operator("add", is_pointwise=True, affine_in=(0, 1), is_addition=True, differential=_summed)(pointwise)
+operator("mul", is_pointwise=True, affine_in=(0, 1), differential=product)(pointwise)
+operator("sub", is_pointwise=True, affine_in=(0, 1))(pointwise)
+operator("div", is_pointwise=True, affine_in=(0,))(pointwise)
 
 
 @operator("prelu", weights=(1,), modules={nn.PReLU: _refresh_slopes})

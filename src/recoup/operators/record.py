@@ -23,7 +23,7 @@ from recoup.algebra.patches import Window
 from recoup.labels.constraints import Constraints
 from recoup.operators.call import LabelCall, Value, lock_operands
 from recoup.operators.differential import Derive
-from recoup.operators.names import operation_name
+from recoup.operators.names import argument, operation_name
 from recoup.operators.resizing import Resize, unchanged
 
 # From a call with labels in the place of tensors to the labels of its result.
@@ -38,13 +38,20 @@ Refresh: TypeAlias = Callable[[Any], None]
 class LayerCall:
     """How an operator is called that multiplies by a weight: the names of its `arguments` in order, what it reads.
 
-    `adds_bias` says that a bias can be put into the call; `transposed` that the weight has its inputs first.
+    `adds_bias` says that a bias can be put into the call; `transposed` that the weight has its inputs first;
+    `has_window` that it reads patches, and its outputs lie before the positions instead of along the last dim.
     """
 
     arguments: tuple[str, ...]
     read: Read
     adds_bias: bool = False
     transposed: bool = False
+    has_window: bool = False
+
+    def argument(self, node: fx.Node, name: str, default: Any = None) -> Any:
+        """An argument of a call by its name."""
+        place = self.arguments.index(name) if name in self.arguments else len(node.args)
+        return argument(node, place, name, default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +66,9 @@ class Operator:
     is_movement: it only puts elements elsewhere.
     is_pointwise: it acts on each element by itself.
     is_channelwise: it acts on each channel by itself, along dim 1, given stored tensors.
-    is_affine: it scales and shifts, given stored tensors.
+    affine_in: places of the operand that it only scales and shifts, given stored tensors.
+    is_addition: it adds two operands.
+    gives_number: it gives a size, or arithmetic on sizes, and no tensor.
     returns_input: in eval mode its result is its input, not a copy.
     is_check: it checks something and returns nothing.
     modules: the module classes that call it and remember sizes, and how to refresh these.
@@ -73,7 +82,9 @@ class Operator:
     is_movement: bool = False
     is_pointwise: bool = False
     is_channelwise: bool = False
-    is_affine: bool = False
+    affine_in: tuple[int, ...] = ()
+    is_addition: bool = False
+    gives_number: bool = False
     returns_input: bool = False
     is_check: bool = False
     modules: Mapping[type[nn.Module], Refresh] = field(default_factory=dict)

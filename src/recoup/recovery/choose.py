@@ -7,14 +7,13 @@ but the divergence; so before they are compared, the scores of a plan are scaled
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from recoup.channels.groups import Consumer
-from recoup.errors import RecoupWarning, UsageError
+from recoup.errors import UsageError, warn
 from recoup.judge.output_error import Reference
 from recoup.plan import Plan
 from recoup.progress import Progress, silent
@@ -63,11 +62,13 @@ def recover_in_full(calibration: Calibration, keep: Tensor, progress: Progress =
 
 def refined(calibration: Calibration, recovered: Recovered, keep: Tensor, progress: Progress = silent) -> Recovered:
     """The plan after the seconds of refinement that the method has, if that has helped."""
-    plan = refine(calibration, calibration.split, keep, recovered.plan, sequential_method(calibration).refine, progress)
-    if plan is None:
-        warnings.warn(NOT_REFINED, RecoupWarning, stacklevel=3)
-        return recovered
-    return _better(calibration, recovered, REFINED, _scaled(calibration, plan, keep))
+    seconds = sequential_method(calibration).refine
+    with surviving("refinement", "the network"):
+        plan = refine(calibration, calibration.split, keep, recovered.plan, seconds, progress)
+        if plan is not None:
+            return _better(calibration, recovered, REFINED, _scaled(calibration, plan, keep))
+        warn(NOT_REFINED)
+    return recovered
 
 
 def reference_of(calibration: Calibration) -> Reference:

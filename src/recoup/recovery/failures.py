@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from recoup.errors import RecoupWarning
+from recoup.errors import RecoupError, warn
 
 
 @contextmanager
-def surviving(step: str, layer: str) -> Iterator[None]:
-    """Whatever is raised inside ends the step, not the run: a warning names the step, the layer and the error."""
+def surviving(step: str, layer: str, *, needs_derivative: bool = False) -> Iterator[None]:
+    """What torch or a solver raises inside ends the step, not the run: a warning names the step, layer and error.
+
+    Where a step `needs_derivative`, an operation without one ends it silently: there is nothing to mend.
+    """
     try:
         yield
-    except NotImplementedError:  # an operation without a derivative: nothing that a user could mend
-        return
-    except Exception as error:  # a kernel that refuses a layout, a matrix that is singular, memory that runs out
+    except (RuntimeError, RecoupError) as error:  # a kernel that refuses a layout, a singular matrix, no memory left
+        if needs_derivative and isinstance(error, NotImplementedError):
+            return
         reason = (str(error).strip().splitlines() or ["no message"])[0][:200]
-        warnings.warn(
+        warn(
             f"{step} of {layer} failed and is left out ({type(error).__name__}: {reason}). The result is the one "
-            "before that step; please report the network.",
-            RecoupWarning,
-            stacklevel=3,
+            "before that step; please report the network."
         )

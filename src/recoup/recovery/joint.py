@@ -57,7 +57,7 @@ class JointRefits:
         """New tensors of the segment that ends at a point, written, if there is one and held-out images gain."""
         segment = self.segments.get(point.node)
         changed: dict[str, Tensor] = {}
-        with surviving("the joint refit", point.consumer.name):
+        with surviving("the joint refit", point.consumer.name, needs_derivative=True):
             problem = None if segment is None else self.problem(twin, segment, written)
             if segment is not None and problem is not None:
                 changes = refit_jointly(problem, twin, segment, self._split, self._steps)

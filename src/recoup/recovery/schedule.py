@@ -17,7 +17,6 @@ from recoup.channels.groups import Consumer, Structure
 from recoup.graph.activation import Activation
 from recoup.graph.copies import copied
 from recoup.graph.purity import make_pure
-from recoup.operators.names import operation_name
 from recoup.operators.record import operator_of
 
 
@@ -37,7 +36,8 @@ class RefitPoint:
     def scale(self, tensors: Mapping[str, Tensor], outputs: Tensor) -> Tensor | None:
         """By how much the addition's operand grows with each output, in a shape that `outputs` broadcasts with."""
         function = self.between.bind(tensors)
-        dim = 1 if operation_name(self.target).startswith("conv") else outputs.dim() - 1
+        layer = operator_of(self.target).layer
+        dim = 1 if layer is not None and layer.has_window else outputs.dim() - 1
         probe = outputs.new_zeros([size if d == dim else 1 for d, size in enumerate(outputs.shape)])
         if function is None:
             return probe + 1
@@ -105,7 +105,7 @@ def _refit_point(consumer: Consumer, node: fx.Node) -> RefitPoint:
 
 def _is_addition(user: fx.Node, here: fx.Node) -> bool:
     """Whether `user` adds `here` to another activation of the same shape, one to one."""
-    if operation_name(user.target) != "add" or len(user.args) != 2 or user.kwargs:
+    if user.op != "call_function" or not operator_of(user.target).is_addition or len(user.args) != 2 or user.kwargs:
         return False
     other = user.args[1] if user.args[0] is here else user.args[0]
     if not isinstance(other, fx.Node) or other is here or other.op not in ("call_function", "placeholder"):
@@ -116,16 +116,14 @@ def _is_addition(user: fx.Node, here: fx.Node) -> bool:
 
 def _is_affine(user: fx.Node, here: fx.Node, others: list[fx.Node]) -> bool:
     """Whether `user` scales and shifts what `here` makes, given stored tensors."""
-    name = operation_name(user.target)
-    if user.op != "call_function" or not operator_of(user.target).is_affine:
+    if user.op != "call_function" or any(value.op != "get_attr" for value in others) or user.kwargs:
         return False
-    if any(value.op != "get_attr" for value in others) or user.kwargs:
+    places = [place for place, argument in enumerate(user.args) if argument is here]
+    if len(places) != 1 or places[0] not in operator_of(user.target).affine_in:
         return False
-    if sum(argument is here for argument in user.args) != 1:
-        return False
-    if name == "batch_norm":
-        return user.args[0] is here and here.meta["val"].dim() != 3
-    return name != "div" or user.args[0] is here
+    # A batch norm on three dims may have positions where others have channels.
+    record = operator_of(user.target)
+    return record.is_pointwise or not record.is_channelwise or here.meta["val"].dim() != 3
 
 
 def _known_in_time(graph: fx.Graph, points: list[RefitPoint]) -> list[RefitPoint]:

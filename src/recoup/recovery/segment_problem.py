@@ -14,7 +14,7 @@ from recoup.algebra.patches import paired_rows
 from recoup.algebra.whitening import Whitening, whitened_inputs, whitened_outputs
 from recoup.graph.modes import exact_float32
 from recoup.graph.runner import Watcher
-from recoup.operators.names import argument, operation_name
+from recoup.operators.record import operator_of
 from recoup.recovery.cut_graph import CutGraph, agree
 from recoup.recovery.parts import Part
 from recoup.recovery.residual import Residual, wide
@@ -42,7 +42,7 @@ class SegmentProblem:
         self._stored = cut_graph.tensors(segment, twin.stored)
         self._whitenings: tuple[Whitening | None, ...] = (None,) * len(parts)
         self._is_grouped = any(_is_grouped(node) for node in segment.nodes)
-        self._has_maps = any(operation_name(node.target) == "conv2d" for node in segment.nodes) and not self._is_grouped
+        self._has_maps = any(_reads_maps(node) for node in segment.nodes) and not self._is_grouped
 
     def start(self) -> Parameters:
         """No change at all; changes have at least the precision of float32, whatever the tensors have."""
@@ -183,12 +183,19 @@ def _signs(like: Tensor) -> Tensor:
     return torch.randint(2, like.shape, generator=generator, device=like.device).to(like) * 2 - 1
 
 
+def _reads_maps(node: fx.Node) -> bool:
+    """Whether a layer moves its window over two dims."""
+    layer = operator_of(node.target).layer
+    value = node.meta.get("val")
+    return layer is not None and layer.has_window and not layer.transposed and getattr(value, "ndim", 4) == 4
+
+
 def _is_grouped(node: fx.Node) -> bool:
     """Whether a convolution has several groups of several channels each; depthwise ones have other kernels."""
-    if operation_name(node.target) != "conv2d" or argument(node, 6, "groups", 1) == 1:
-        return False
-    weight: Any = node.args[1]
-    return bool(weight.meta["val"].shape[1] > 1) if "val" in weight.meta else True
+    layer = operator_of(node.target).layer
+    groups = layer.argument(node, "groups", 1) if layer is not None and layer.has_window else 1
+    source: Any = node.args[0] if groups > 1 else None
+    return source is not None and source.meta["val"].shape[1] > groups
 
 
 def _is_real(value: Any) -> bool:

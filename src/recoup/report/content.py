@@ -14,7 +14,7 @@ from recoup.allocation.latency import Latency
 from recoup.channels.cost import Cost, cost
 from recoup.channels.groups import Group, Structure
 from recoup.config import Method
-from recoup.judge.acceptance import Acceptance
+from recoup.judge.acceptance import Acceptance, judged
 from recoup.plan import Recovery
 from recoup.recovery.choose import Recovered
 from recoup.report.formatting import duration
@@ -39,7 +39,8 @@ class GroupRow:
 class Score:
     """Points of the original and of the smaller model, the tolerance asked for (None: a budget), and every trial.
 
-    `what` the points are of: "accuracy", "agreement" with the original, or the caller's own "score".
+    `what` the points are of: "accuracy", "agreement" with the original, or the caller's own "score". `bound` is the
+    most that may be lost on unseen images, with the method's confidence.
     """
 
     before: float
@@ -47,6 +48,7 @@ class Score:
     tolerance: float | None
     trials: tuple[Trial, ...]
     what: str = "score"
+    bound: float | None = None
 
     @property
     def drop(self) -> float:
@@ -102,11 +104,12 @@ class Report:
 
     def _excess(self) -> tuple[str, ...]:
         score = self.score
-        if score is None or score.tolerance is None or score.drop < score.tolerance:
+        if score is None or score.tolerance is None or score.bound is None or score.bound < score.tolerance:
             return ()
         return (
-            f"{score.drop:.2f} points are lost, more than the tolerance of {score.tolerance:g}: the widths given by "
-            "hand lose that much by themselves. Widen them, or ask for more.",
+            f"{score.drop:.2f} points are lost on the images looked at and up to {score.bound:.2f} may be on others, "
+            f"more than the tolerance of {score.tolerance:g}: the widths given by hand lose that much by themselves. "
+            "Widen them, or ask for more.",
         )
 
     def _slowness(self) -> tuple[str, ...]:
@@ -198,11 +201,12 @@ def score_of(
     if acceptance is None:
         return None
     search = allocation.search
-    if search is None:
-        return Score(acceptance.base, acceptance(smaller).score, None, (), acceptance.what)
-    is_measured = recovered is search.recovered
-    after = acceptance.base - search.drop if is_measured else acceptance(smaller).score
-    return Score(acceptance.base, after, search.tolerance, search.trials, acceptance.what)
+    if search is not None and recovered is search.recovered:
+        after = acceptance.base - search.drop
+        return Score(acceptance.base, after, search.tolerance, search.trials, acceptance.what, search.bound)
+    verdict = judged(acceptance, smaller)
+    tolerance, trials = (None, ()) if search is None else (search.tolerance, search.trials)
+    return Score(acceptance.base, verdict.score, tolerance, trials, acceptance.what, verdict.bound)
 
 
 def described(method: Method) -> dict[str, Any]:

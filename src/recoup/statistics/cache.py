@@ -25,5 +25,6 @@ class Cache:
             while len(known) >= most:
                 del known[next(iter(known))]
             known[key] = made
-        result: T = known[key]
+        result: T = known.pop(key)
+        known[key] = result  # what was asked for last goes last
         return result

@@ -80,7 +80,7 @@ class Calibration:
     parameters: Mapping[str, Tensor]
     samples: int
     are_scores: bool = False
-    cache: Cache = field(default_factory=Cache)
+    cache: Cache = field(default_factory=Cache, init=False, repr=False)
 
     @property
     def structure(self) -> Structure:

@@ -94,7 +94,8 @@ def _set_new(model: nn.Module, name: str, value: Tensor) -> None:
     owner, _, attribute = name.rpartition(".")
     module = model.get_submodule(owner)
     like = next(module.parameters())
-    fresh = nn.Parameter(value.to(device=like.device, dtype=like.dtype), requires_grad=like.requires_grad)
+    value = value.detach().to(device=like.device, dtype=like.dtype, copy=True)  # a plan's tensors stay the plan's
+    fresh = nn.Parameter(value, requires_grad=like.requires_grad)
     setattr(module, attribute, fresh)
 
 

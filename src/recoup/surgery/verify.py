@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from recoup.errors import VerificationError
 from recoup.graph.copies import duplicate, working_copy
 from recoup.graph.modes import exact_float32
-from recoup.inputs.batches import Inputs, tensors_in
+from recoup.inputs.batches import Inputs, device_of, inputs_of, tensors_in
 from recoup.plan import Plan
 from recoup.surgery.apply import masked
 
@@ -33,8 +34,8 @@ class Proof:
     allowed: float
 
 
-def verify(model: nn.Module, plan: Plan, smaller: nn.Module, inputs: Inputs) -> Proof:
-    """The proof that the smaller model equals the masked original.
+def verify(model: nn.Module, plan: Plan, smaller: nn.Module, example: Any) -> Proof:
+    """The proof that the smaller model equals the masked original; `example` is a batch of the model's inputs.
 
     Both are compared in float64, where a wrong index cannot hide behind rounding; a model whose code insists on its
     own precision is compared in that.
@@ -42,7 +43,8 @@ def verify(model: nn.Module, plan: Plan, smaller: nn.Module, inputs: Inputs) -> 
     Raises:
         VerificationError: it crashes, changes the form of the outputs, or computes something else.
     """
-    whole, cut, batch = _in_float64(masked(model, plan).eval(), duplicate(smaller).eval(), random_like(inputs))
+    inputs = random_like(inputs_of(example, model).to(device_of(model)))
+    whole, cut, batch = _in_float64(masked(model, plan).eval(), duplicate(smaller).eval(), inputs)
     with torch.no_grad(), exact_float32():
         expected, actual = outputs(whole, batch), _run(cut, batch)
         try:
@@ -70,9 +72,10 @@ def random_like(inputs: Inputs) -> Inputs:
     generator = torch.Generator().manual_seed(0)
 
     def noise(tensor: Tensor) -> Tensor:
+        is_batched = tensor.dim() > 0 and tensor.shape[0] == 1
         if not tensor.is_floating_point():
-            return torch.cat([tensor] * SAMPLES)[:SAMPLES] if tensor.dim() else tensor
-        shape = (SAMPLES, *tensor.shape[1:]) if tensor.dim() else ()
+            return torch.cat([tensor] * SAMPLES) if is_batched else tensor
+        shape = (SAMPLES, *tensor.shape[1:]) if is_batched else tuple(tensor.shape)
         if not bool(tensor.any()):
             return torch.randn(shape, generator=generator).to(tensor)
         return tensor * (0.5 + torch.rand(shape, generator=generator)).to(tensor)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from recoup.channels.blocks import residual_blocks
 from recoup.channels.groups import Structure, named_tensors, resolve, with_every_bias, without
 from recoup.channels.layouts import layouts
-from recoup.channels.patterns import lock_others
+from recoup.channels.patterns import Choice
 from recoup.channels.propagate import propagate
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.batch_dim import Scaling, scaling_of
@@ -121,10 +121,9 @@ def trace(
         CaptureError: `torch.export` cannot capture the model.
         UsageError: a name in `only` or `exclude` matches nothing.
     """
-    inputs = inputs_of(example, model).to(device_of(model))
+    inputs = inputs_of(example, model).first(1).to(device_of(model))
     with without_collection():
-        traced = _trace(model, inputs.first(1), keep_class=keep_class)
-    return replace(traced, structure=lock_others(traced.structure, only, exclude))
+        return _trace(model, inputs, Choice.of(only, exclude), keep_class=keep_class)
 
 
 def plain_cut(traced: Traced, keep: Tensor) -> Plan:
@@ -132,12 +131,13 @@ def plain_cut(traced: Traced, keep: Tensor) -> Plan:
     return bare_plan(traced.structure, named_tensors(traced.host), keep, traced.graph(keep))
 
 
-def _trace(model: nn.Module, sample: Inputs, *, keep_class: bool) -> Traced:
+def _trace(model: nn.Module, sample: Inputs, choice: Choice, *, keep_class: bool) -> Traced:
     original = capture(model, sample)
     if keep_class:
         captured, added = with_biases(original)
         propagated = propagate(captured, sizes_stay=True)
         structure, numbering = resolve(propagated, model, captured)
+        structure = choice.lock_others(structure)
         own = lock_what_breaks(model, without(structure, added), sample)
         ways = layouts(propagated.labels, numbering, own)
         return _traced(own, Form(model, sample, original, captured, ways, added, None))
@@ -145,6 +145,7 @@ def _trace(model: nn.Module, sample: Inputs, *, keep_class: bool) -> Traced:
     captured, added = with_biases(folded.captured)
     propagated = propagate(captured)
     structure, numbering = resolve(propagated, model, captured)
+    structure = choice.lock_others(structure)
     ways = layouts(propagated.labels, numbering, structure)
     own = without(structure, added)
     reason = why_class_fails(model, sample, original, own, ways, folded.names)
