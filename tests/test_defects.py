@@ -1,11 +1,13 @@
-"""Defects that were found by use, each with the smallest network that showed it."""
+"""Defects that were found by use, each with the smallest network that showed it.
+
+Parts of a split that no parameter belongs to (timm's res2next50) are in tests/tracing/test_adversaries.py.
+"""
 
 import dataclasses
 import warnings
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import recoup
@@ -62,43 +64,6 @@ def test_what_fails_inside_a_recovery_does_not_end_the_run(monkeypatch, module, 
         result = recoup.prune(model, list(images.split(64)), budget=Budget(width=0.5))
     assert result.report.proof.difference <= result.report.proof.allowed
     assert result.report.macs_removed > 0.3
-
-
-class Parts(nn.Module):
-    """The second half of a layer's outputs passes through `middle`, and the last layer cares little about it."""
-
-    def __init__(self, middle, bias=0.0):
-        super().__init__()
-        torch.manual_seed(0)
-        self.middle, self.first, self.last = middle, nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
-        with torch.no_grad():
-            self.first.bias[4:] += bias
-            self.last.weight[:, 4:] *= 1e-3
-
-    def forward(self, x):
-        left, right = torch.relu(self.first(x)).split(4, 1)
-        return self.last(torch.cat([left, self.middle(right)], 1)).mean((2, 3))
-
-
-@pytest.mark.parametrize("method", ["best", "fast", "paper"])
-@pytest.mark.parametrize("bias", [0.0, -100.0], ids=["weak", "dead"])
-@pytest.mark.parametrize(
-    "middle",
-    [
-        lambda h: F.avg_pool2d(h, 3, 1, 1),
-        lambda h: F.max_pool2d(h, 3, 1, 1),
-        lambda h: F.interpolate(h, scale_factor=1.0, mode="bilinear"),
-        lambda h: h.view(h.shape[0], 2, 2, 8, 8).transpose(1, 2).reshape(h.shape),
-    ],
-    ids=["mean", "max", "resized", "shuffled"],
-)
-def test_a_part_that_no_parameter_belongs_to_keeps_a_channel(middle, bias, method):
-    """timm's res2next50: the last part of a split is pooled, and all of its channels went."""
-    with seeded(0):
-        model, images = Parts(middle, bias).double().eval(), torch.randn(60, 3, 8, 8, dtype=torch.float64)
-    result = recoup.prune(model, [images], budget=Budget(macs=0.5), method=method)
-    kept = result.plan.keep["first"]
-    assert kept[:4].any() and int(kept[4:].sum()) == 1
 
 
 def flattened_copies(seed):

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from recoup.algebra.selection import Ranking, Selector
-from recoup.allocation.goal import Allocation, Goal
+from recoup.algebra.selection import Selector
 from recoup.config import Outputs, Weighting
-from recoup.judge.acceptance import Acceptance
 from recoup.methods.measured import allocate_by_error, check_measured, recover_and_choose
-from recoup.progress import Progress
-from recoup.recovery.choose import Recovered
-from recoup.statistics.calibrate import Calibration
 
 # Strengths of the pull towards the one-pass weights that held-out images choose from; infinity stays there.
 RIDGES = (1e-4, 1e-2, 1e-1, 1.0, math.inf)
@@ -55,20 +49,8 @@ class Best:
     def __post_init__(self) -> None:
         check_measured(self)
 
-    def allocate(
-        self,
-        calibration: Calibration,
-        rankings: Mapping[str, Ranking],
-        goal: Goal,
-        acceptance: Acceptance | None,
-        progress: Progress,
-    ) -> Allocation:
-        """Widths by what each group is worth to the network's outputs."""
-        return allocate_by_error(calibration, rankings, goal, acceptance, progress)
-
-    def recover(self, calibration: Calibration, allocation: Allocation, progress: Progress) -> Recovered:
-        """In sequence, jointly and refined if asked: what errs least on held-out images."""
-        return recover_and_choose(calibration, allocation, progress)
+    allocate = allocate_by_error
+    recover = recover_and_choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +79,5 @@ class Fast:
     def __post_init__(self) -> None:
         check_measured(self)
 
-    def allocate(
-        self,
-        calibration: Calibration,
-        rankings: Mapping[str, Ranking],
-        goal: Goal,
-        acceptance: Acceptance | None,
-        progress: Progress,
-    ) -> Allocation:
-        """Widths by what each group is worth to the network's outputs."""
-        return allocate_by_error(calibration, rankings, goal, acceptance, progress)
-
-    def recover(self, calibration: Calibration, allocation: Allocation, progress: Progress) -> Recovered:
-        """In sequence, and refined if asked: what errs least on held-out images."""
-        return recover_and_choose(calibration, allocation, progress)
+    allocate = allocate_by_error
+    recover = recover_and_choose

@@ -25,7 +25,6 @@ from recoup.errors import UsageError, warn
 from recoup.judge.acceptance import Acceptance, judged
 from recoup.progress import Progress
 from recoup.recovery.choose import Recovered, recover_in_full, recover_quickly, reference_of, refined
-from recoup.recovery.methods import sequential_method
 from recoup.recovery.one_pass import recover_in_one_pass
 from recoup.statistics.calibrate import Calibration
 from recoup.surgery.apply import apply
@@ -52,6 +51,7 @@ def limits_of(calibration: Calibration, goal: Goal) -> Limits:
 
 
 def allocate_by_error(
+    method: SequentialMethod,
     calibration: Calibration,
     rankings: Mapping[str, Ranking],
     goal: Goal,
@@ -66,7 +66,7 @@ def allocate_by_error(
         curves = measure_errors(calibration, rankings, widths, reference.part(ENOUGH_IMAGES), progress)
         allocator = Allocator(widths, curves, cost_model(calibration, widths))
         start = Search(widths.start(), acceptance, goal.tolerance)
-        found = _search(calibration, allocator, start, progress)
+        found = _search(method, calibration, allocator, start, progress)
         return Allocation(found.keep, found)
     if budget is None:
         return Allocation(widths.start())
@@ -76,14 +76,16 @@ def allocate_by_error(
     if budget.of == "latency":
         return _within_time(calibration, Allocator(widths, curves, _seconds(calibration, widths)), budget, progress)
     allocator = Allocator(widths, curves, cost_model(calibration, widths, budget.of))
-    return Allocation(_in_rounds(calibration, allocator, budget, progress))
+    return Allocation(_in_rounds(method, calibration, allocator, budget, progress))
 
 
-def recover_and_choose(calibration: Calibration, allocation: Allocation, progress: Progress) -> Recovered:
+def recover_and_choose(
+    method: SequentialMethod, calibration: Calibration, allocation: Allocation, progress: Progress
+) -> Recovered:
     """The recovery that errs least on held-out images; refinement is left out where it breaks the tolerance."""
     keep = allocation.keep
     recovered = allocation.recovered or recover_in_full(calibration, keep, progress)
-    if not sequential_method(calibration).refine or not recovered.plan.weights:
+    if not method.refine or not recovered.plan.weights:
         return recovered
     after = refined(calibration, recovered, keep, progress)
     if after.plan is recovered.plan or _is_within_tolerance(calibration, allocation.search, after):
@@ -98,9 +100,11 @@ def _is_within_tolerance(calibration: Calibration, search: Search | None, recove
     return judged(search.acceptance, apply(calibration.model, recovered.plan)).bound < search.tolerance
 
 
-def _search(calibration: Calibration, allocator: Allocator, start: Search, progress: Progress) -> Search:
+def _search(
+    method: SequentialMethod, calibration: Calibration, allocator: Allocator, start: Search, progress: Progress
+) -> Search:
     """Quick recoveries find about which share can go; where layers are refitted jointly, full ones go further."""
-    propose = full_shares if sequential_method(calibration).joint_steps else quick_shares
+    propose = full_shares if method.joint_steps else quick_shares
 
     def recover(proposal: Proposal) -> Recovered:
         if proposal.in_full:
@@ -110,12 +114,14 @@ def _search(calibration: Calibration, allocator: Allocator, start: Search, progr
     return search_within(calibration, propose(allocator, start.tolerance, progress), recover, start)
 
 
-def _in_rounds(calibration: Calibration, allocator: Allocator, budget: Budget, progress: Progress) -> Tensor:
+def _in_rounds(
+    method: SequentialMethod, calibration: Calibration, allocator: Allocator, budget: Budget, progress: Progress
+) -> Tensor:
     return keep_in_rounds(
         allocator,
         lambda current: keep_within(current, budget),
         lambda keep: recover_quickly(calibration, keep),
-        sequential_method(calibration).rounds,
+        method.rounds,
         progress,
     )
 

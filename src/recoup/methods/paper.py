@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from recoup.algebra.selection import Ranking, Selector
+from recoup.algebra.selection import Selector
 from recoup.allocation.binary import Constraint, Order, Unit
-from recoup.allocation.goal import Allocation, Goal
 from recoup.config import Weighting, require_one_of
-from recoup.judge.acceptance import Acceptance
-from recoup.methods.published import allocate_as_published, check_published
-from recoup.progress import Progress
-from recoup.recovery.choose import Recovered
-from recoup.recovery.one_pass import recover_in_one_pass
-from recoup.statistics.calibrate import Calibration
+from recoup.methods.published import allocate_as_published, check_published, recover_as_published
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +46,14 @@ class Paper:
 
     holds_out: ClassVar[bool] = False
     confidence: ClassVar[None] = None
+    rescale: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_published(self)
         require_one_of("weighting", self.weighting, get_args(Weighting))
 
-    def allocate(
-        self,
-        calibration: Calibration,
-        rankings: Mapping[str, Ranking],
-        goal: Goal,
-        acceptance: Acceptance | None,
-        progress: Progress,
-    ) -> Allocation:
-        """A binary search layer by layer for a tolerance, the same share of every group for a budget."""
-        return allocate_as_published(calibration, rankings, goal, acceptance, self, progress)
-
-    def recover(self, calibration: Calibration, allocation: Allocation, progress: Progress) -> Recovered:  # noqa: ARG002
-        """In one pass."""
-        return allocation.recovered or Recovered(recover_in_one_pass(calibration, allocation.keep), {})
+    allocate = allocate_as_published
+    recover = recover_as_published
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +77,10 @@ class Released:
     holds_out: ClassVar[bool] = False
     confidence: ClassVar[None] = None
     weighting: ClassVar[Weighting] = "none"
+    rescale: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_published(self)
 
-    def allocate(
-        self,
-        calibration: Calibration,
-        rankings: Mapping[str, Ranking],
-        goal: Goal,
-        acceptance: Acceptance | None,
-        progress: Progress,
-    ) -> Allocation:
-        """A binary search layer by layer for a tolerance, the same share of every group for a budget."""
-        return allocate_as_published(calibration, rankings, goal, acceptance, self, progress, rescale=True)
-
-    def recover(self, calibration: Calibration, allocation: Allocation, progress: Progress) -> Recovered:  # noqa: ARG002
-        """In one pass, outputs rescaled."""
-        return allocation.recovered or Recovered(recover_in_one_pass(calibration, allocation.keep, rescale=True), {})
+    allocate = allocate_as_published
+    recover = recover_as_published

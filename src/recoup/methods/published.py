@@ -23,7 +23,10 @@ from recoup.statistics.calibrate import Calibration
 
 
 class PublishedMethod(Method, BinarySettings, Protocol):
-    """A method with the paper's search."""
+    """A method with the paper's search; it may scale every refitted output back to the variance it had."""
+
+    @property
+    def rescale(self) -> bool: ...  # noqa: D102 - described above
 
 
 def check_published(method: PublishedMethod) -> None:
@@ -37,14 +40,12 @@ def check_published(method: PublishedMethod) -> None:
 
 
 def allocate_as_published(
+    method: PublishedMethod,
     calibration: Calibration,
     rankings: Mapping[str, Ranking],
     goal: Goal,
     acceptance: Acceptance | None,
-    method: PublishedMethod,
     progress: Progress,
-    *,
-    rescale: bool = False,
 ) -> Allocation:
     """The same share of every group for a budget, a binary search layer by layer for a tolerance."""
     widths = widths_for(calibration, rankings, limits_of(calibration, goal))
@@ -57,9 +58,21 @@ def allocate_as_published(
         raise CalibrationError(NO_LABELS)
 
     def recover(proposal: Proposal) -> Recovered:
-        return Recovered(recover_in_one_pass(calibration, proposal.keep, rescale=rescale), {})
+        return Recovered(recover_in_one_pass(calibration, proposal.keep, rescale=method.rescale), {})
 
     strategy = bisections(calibration.traced, widths, method, goal.tolerance, progress)
     start = Search(widths.start(), acceptance, goal.tolerance)
     found = search_within(calibration, strategy, recover, start)
     return Allocation(found.keep, found)
+
+
+def recover_as_published(
+    method: PublishedMethod,
+    calibration: Calibration,
+    allocation: Allocation,
+    progress: Progress,  # noqa: ARG001 - every method takes it
+) -> Recovered:
+    """In one pass, unless the search has done that."""
+    if allocation.recovered is not None:
+        return allocation.recovered
+    return Recovered(recover_in_one_pass(calibration, allocation.keep, rescale=method.rescale), {})
