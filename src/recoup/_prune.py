@@ -73,7 +73,7 @@ def prune(
         budget: what share of the MACs, the parameters, every width or the time of the first calibration batch to keep.
         widths: channels to keep of some groups, by the name of the group or of a layer that makes it; with a tolerance
             or a budget the others are decided as usual, without either they stay whole.
-        min_width: the fewest channels that any group keeps.
+        min_width: the fewest channels that a group keeps; `widths` may go below it.
         only: names of the groups or modules that may be pruned, with wildcards; all of them if empty.
         exclude: names of those that may not.
         method: `recoup.Best()`, `Fast()`, `Paper()`, `Released()`, or one of their names.
@@ -93,8 +93,6 @@ def prune(
         data = split(model, batches, held_out=method.holds_out)
     with clock("measure"):
         acceptance = acceptance_for(model, goal, method, data)
-        if acceptance is not None and tolerance is not None:
-            acceptance.require_enough(tolerance)
     with clock("calibrate"):
         are_scores = acceptance is not None and acceptance.what == "accuracy"
         seen = calibrate(traced, data, method, progress, are_scores=are_scores)

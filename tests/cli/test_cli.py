@@ -495,3 +495,11 @@ def test_a_standalone_result_is_pruned_said_to_be_one_and_evaluated(tmp_path, ou
     held = run("prune", f"{path}:build", *common, tmp_path / "held", "--keep-class")
     assert held.exit_code == 1
     assert "nothing in Shuffled can be pruned" in held.stderr
+
+
+def test_inspect_shows_what_is_left_alone(model):
+    result = run("inspect", model, "--input", "1,8,8", "--exclude", "0", "--json")
+    assert result.exit_code == 0, result.stderr
+    groups = {group["row"]["name"]: group["row"] for group in json.loads(result.stdout)["groups"]}
+    assert "left alone by request" in groups["0"]["reasons"]
+    refused(run("inspect", model, "--input", "1,8,8", "--only", "nowhere"), 2, "unknown group or module in only")

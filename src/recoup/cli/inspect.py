@@ -12,7 +12,7 @@ from recoup.cli.data import open_data
 from recoup.cli.display import note, print_json, print_table
 from recoup.cli.failure import reports_failures
 from recoup.cli.network import Network
-from recoup.cli.options import NAMES, common_options, shape_option, weights_option
+from recoup.cli.options import NAMES, choice_options, common_options, shape_option, weights_option
 from recoup.report.inspection import InspectedGroup, Inspection
 from recoup.report.picture import require_new_picture
 
@@ -22,25 +22,31 @@ from recoup.report.picture import require_new_picture
 @weights_option
 @shape_option
 @click.option("--picture", metavar="FILE", type=click.Path(path_type=Path), help="New SVG file for a drawing of them.")
+@choice_options
 @common_options
 @reports_failures
-def inspect_command(model: str, picture: Path | None, as_json: bool, **given: Any) -> None:
+def inspect_command(
+    model: str,
+    picture: Path | None,
+    only: tuple[str, ...],
+    exclude: tuple[str, ...],
+    keep_class: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """List the groups of channels in MODEL: widths, costs, what is locked and why. Prunes nothing."""
     if picture is not None:
         require_new_picture(picture)
-    inspection = _inspect(Network(model, normalise=None, **given))
+    network = Network(model, normalise=None, **given)
+    opened = network.open()
+    noise = open_data("noise:1", opened.input, seed=network.seed)
+    inspection = inspect(opened.model, next(iter(noise)), keep_class=keep_class, only=only, exclude=exclude)
     if picture is not None:
         note(f"picture: {inspection.save_picture(picture)}")
     if as_json:
         print_json({"model": model, **inspection.to_json()})
     else:
         _print(inspection)
-
-
-def _inspect(network: Network) -> Inspection:
-    opened = network.open()
-    noise = open_data("noise:1", opened.input, seed=network.seed)
-    return inspect(opened.model, next(iter(noise)))
 
 
 def _print(inspection: Inspection) -> None:

@@ -65,3 +65,11 @@ normalise_option = click.option(
 batch_size_option = click.option(
     "--batch-size", default=250, show_default=True, type=click.IntRange(min=1), metavar="N", help="Images at a time."
 )
+
+choice_options = combined(
+    click.option(
+        "--only", metavar="NAME", multiple=True, help="Prune only this group or module; wildcards; repeatable."
+    ),
+    click.option("--exclude", metavar="NAME", multiple=True, help="Leave this group or module alone; repeatable."),
+    click.option("--keep-class", is_flag=True, help="Lock what the model's class cannot hold; no standalone graph."),
+)

@@ -22,6 +22,7 @@ from recoup.cli.network import Network, is_untrained
 from recoup.cli.options import (
     NAMES,
     batch_size_option,
+    choice_options,
     combined,
     common_options,
     folder_option,
@@ -136,11 +137,7 @@ goal_options = combined(
     click.option("--latency", metavar="F", type=float, help="keep the share F of the time of a batch on the device."),
 )
 
-choice_options = combined(
-    click.option(
-        "--only", metavar="NAME", multiple=True, help="Prune only this group or module; wildcards; repeatable."
-    ),
-    click.option("--exclude", metavar="NAME", multiple=True, help="Leave this group or module alone; repeatable."),
+width_options = combined(
     click.option(
         "--widths",
         metavar="NAME=N",
@@ -149,7 +146,6 @@ choice_options = combined(
         help="Keep N channels of a group; repeatable.",
     ),
     click.option("--min-width", metavar="N", type=click.IntRange(min=1), default=1, help="Fewest channels of a group."),
-    click.option("--keep-class", is_flag=True, help="Lock what the model's class cannot hold; no standalone graph."),
 )
 
 method_options = combined(
@@ -186,6 +182,7 @@ data_options = combined(
 @data_options
 @goal_options
 @choice_options
+@width_options
 @method_options
 @shape_option
 @normalise_option

@@ -57,8 +57,6 @@ def allocate(
     method = calibration.method
     if acceptance is None:
         acceptance = acceptance_for(calibration.model, goal, method, calibration.split)
-    if acceptance is not None and goal.tolerance is not None:
-        acceptance.require_enough(goal.tolerance)
     allocation: Allocation = method.allocate(calibration, rankings, goal, acceptance, progress)
     return allocation
 
@@ -83,7 +81,17 @@ def acceptance_for(model: nn.Module, goal: Goal, method: Method, split: Split) -
 
     The model is measured here, so that what cannot be measured is known before the work. Without validation images or
     a measure, a tolerance is asked of agreement with the original on held-out images.
+
+    Raises:
+        CalibrationError: there are too few images to vouch for the tolerance, or they cannot be measured on.
     """
+    acceptance = _acceptance(model, goal, method, split)
+    if acceptance is not None and goal.tolerance is not None:
+        acceptance.require_enough(goal.tolerance)
+    return acceptance
+
+
+def _acceptance(model: nn.Module, goal: Goal, method: Method, split: Split) -> Acceptance | None:
     confidence = method.confidence or EVEN_ODDS
     if goal.evaluate is not None:
         return ScoreAcceptance(model, checked(goal.evaluate))
