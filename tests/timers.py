@@ -1,4 +1,4 @@
-"""Timers that do not depend on the machine: seconds are a known function of the work that is done."""
+"""Timers and clocks that do not depend on the machine: seconds are a known function of the work that is done."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,3 +29,14 @@ class Work:
         with torch.no_grad(), FlopCounterMode(display=False) as flops, Counted() as counted:
             run()
         return flops.get_total_flops() / 2 + self.layer * counted.layers + self.element * counted.elements
+
+
+class Ticking:
+    """A clock, in the place of the module `time`, that goes on by `step` seconds whenever it is read."""
+
+    def __init__(self, step):
+        self.step, self.now = step, 0.0
+
+    def perf_counter(self):
+        self.now += self.step
+        return self.now
