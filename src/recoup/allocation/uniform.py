@@ -14,6 +14,7 @@ from recoup.statistics.calibrate import Calibration
 
 # Halvings of the interval of shares: finer than one channel in the widest layer there is.
 BISECTIONS = 20
+NOT_TIMED = "a latency budget needs widths that are measured: use method='best' or 'fast'."
 
 
 def keep_uniformly(calibration: Calibration, widths: Widths, budget: Budget) -> Tensor:
@@ -26,7 +27,7 @@ def keep_uniformly(calibration: Calibration, widths: Widths, budget: Budget) -> 
         UsageError: the budget is of time, for which widths are measured.
     """
     if budget.of == "latency":
-        raise UsageError("a latency budget needs widths that are measured: use method='best' or 'fast'.")
+        raise UsageError(NOT_TIMED)
     structure, model = calibration.structure, calibration.traced.host
 
     def keep(share: float) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recoup.errors import CalibrationError
 from recoup.graph.modes import evaluating
-from recoup.inputs.batches import Inputs, Stream, device_of, inputs_of, is_labelled_pair, require_repeatable
+from recoup.inputs.batches import Inputs, Stream, device_of, inputs_of, is_labelled_pair
 
 Evaluate: TypeAlias = Callable[[nn.Module], float]
 NO_LABELS = (
@@ -77,12 +77,6 @@ def divergence(model: nn.Module, original: nn.Module, batches: Iterable[Any]) ->
             total += (target.exp() * (target - actual)).sum()
             seen += inputs.size
     return float(total) / seen
-
-
-def accuracy_on(batches: Iterable[Any]) -> Evaluate:
-    """A function that measures accuracy on these batches, which must be readable again and again."""
-    require_repeatable(batches, "validation")
-    return lambda model: accuracy(model, batches)
 
 
 def checked(evaluate: Evaluate) -> Evaluate:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from recoup.algebra.selection import Ranking
 from recoup.allocation.goal import Allocation, Goal
+from recoup.allocation.uniform import NOT_TIMED
 from recoup.config import Method, SequentialMethod
 from recoup.errors import CaptureError, UsageError, unknown_name, warn
 from recoup.inputs.split import Split
@@ -27,6 +28,10 @@ METHODS: Mapping[str, Callable[[], Method]] = MappingProxyType(
 )
 # The confidence at which the bound of a drop is the drop itself.
 EVEN_ODDS = 0.5
+NOTHING_TO_MEASURE = (
+    "a tolerance needs something to measure: pass validation=batches of (inputs, labels), or evaluate=fn. "
+    "Without labels ask for a budget, or use method='best', which can measure agreement with the original."
+)
 
 
 def find_method(method: str | Method) -> Method:
@@ -100,10 +105,7 @@ def _acceptance(model: nn.Module, goal: Goal, method: Method, split: Split) -> A
     if goal.tolerance is None:
         return None
     if not split.held:
-        raise UsageError(
-            "a tolerance needs something to measure: pass validation=batches of (inputs, labels), or evaluate=fn. "
-            "Without labels ask for a budget, or use method='best', which can measure agreement with the original."
-        )
+        raise UsageError(NOTHING_TO_MEASURE)
     return ImageAcceptance(model, [split.batches[place] for place in split.held], confidence)
 
 
@@ -112,12 +114,9 @@ def require_possible(goal: Goal, method: Method) -> None:
     if isinstance(method, SequentialMethod):
         return
     if goal.budget is not None and goal.budget.of == "latency":
-        raise UsageError("a latency budget needs widths that are measured: use method='best' or 'fast'.")
+        raise UsageError(NOT_TIMED)
     if goal.tolerance is not None and goal.validation is None and goal.evaluate is None:
-        raise UsageError(
-            "a tolerance needs something to measure: pass validation=batches of (inputs, labels), or evaluate=fn. "
-            "Without labels ask for a budget, or use method='best', which can measure agreement with the original."
-        )
+        raise UsageError(NOTHING_TO_MEASURE)
 
 
 def runnable(method: Method, traced: Traced, goal: Goal) -> Method:

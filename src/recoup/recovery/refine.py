@@ -107,13 +107,13 @@ class _Draws:
         self._split, self._most = split, most
         self._sizes = torch.tensor([float(split.batches[place].size) for place in split.fit])
         self._choosing = torch.Generator().manual_seed(seed)
-        self._varying = torch.Generator(split.device).manual_seed(seed)
+        self._augmenting = torch.Generator(split.device).manual_seed(seed)
 
     def __call__(self, count: int) -> Inputs:
         place = int(torch.multinomial(self._sizes, 1, generator=self._choosing))
         batch = self._split.batches[self._split.fit[place]]
         chosen = torch.randint(batch.size, (min(count, self._most),), generator=self._choosing)
-        return augmented(batch.pick(chosen).to(self._split.device), self._varying)
+        return augmented(batch.pick(chosen).to(self._split.device), self._augmenting)
 
 
 class _Descent:

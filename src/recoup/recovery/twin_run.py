@@ -27,6 +27,11 @@ from recoup.statistics.observe import layer_call, read_by
 
 Values: TypeAlias = dict[str, Any]
 
+# Values, derivatives along a direction and gradients, with what autograd keeps of them.
+COPIES = 4
+# An output scaled down to less than this share of the most scaled one is not used to correct a skip.
+REACHED = 1e-3
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RefitBatch:
@@ -255,12 +260,6 @@ class TwinRun:
         skip = self._by_name[point.skip]
         reached = scale.abs() > REACHED * scale.abs().max()
         return torch.where(reached, (original(skip) - pruned(skip)) / torch.where(reached, scale, 1.0), 0.0)
-
-
-# Values, derivatives along a direction and gradients, with what autograd keeps of them.
-COPIES = 4
-# An output scaled down to less than this share of the most scaled one is not used to correct a skip.
-REACHED = 1e-3
 
 
 def _fitting(limit: int, copies: int, nodes: Sequence[fx.Node]) -> int:
