@@ -13,11 +13,20 @@ from recoup.allocation.goal import Goal
 from recoup.artefact import save
 from recoup.channels.patterns import widths_by_group
 from recoup.config import Budget, Method
-from recoup.errors import CaptureError, LockedError, warn
-from recoup.inputs.batches import Stream
+from recoup.errors import CaptureError, InputError, LockedError, warn
+from recoup.graph.standalone import entering
+from recoup.inputs.batches import Stream, inputs_of
 from recoup.inputs.split import split
 from recoup.judge.accuracy import Evaluate
-from recoup.methods.registry import acceptance_for, allocate, find_method, recover, require_possible, runnable
+from recoup.methods.registry import (
+    acceptance_for,
+    allocate,
+    find_method,
+    recover,
+    require_possible,
+    require_served,
+    runnable,
+)
 from recoup.plan import Plan
 from recoup.progress import Clock, Progress, silent
 from recoup.report.content import Report, make_report, score_of
@@ -91,6 +100,7 @@ def prune(
         method = runnable(method, traced, goal)
     with clock("split"):
         data = split(model, batches, held_out=method.holds_out)
+        require_served(method, traced, data)
     with clock("measure"):
         acceptance = acceptance_for(model, goal, method, data)
     with clock("calibrate"):
@@ -140,8 +150,10 @@ def _prunable(
     only, exclude = (names if isinstance(names, str) else tuple(names) for names in (only, exclude))
     traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude)
     try:
-        traced.host  # noqa: B018  # made here, to know that it can be
-    except CaptureError as error:
+        if traced.form is not None:
+            call = inputs_of(example, model)
+            entering(traced.form.host, call.args, call.kwargs)
+    except (CaptureError, InputError) as error:
         warn(f"only what the model's own class holds is pruned: {error}")
         traced = trace(model, example, keep_class=True, only=only, exclude=exclude)
     if traced.structure.prunable:

@@ -30,6 +30,10 @@ class CalibrationError(RecoupError):
     """The calibration or validation batches cannot be used: none, of the wrong shape, not finite, without labels."""
 
 
+class InputError(RecoupError):
+    """A standalone model was called in a way that its graph does not serve."""
+
+
 class IllConditionedError(RecoupError):
     """A linear system has no trustworthy solution at the ridge that was asked for."""
 

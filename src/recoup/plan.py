@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec
@@ -43,12 +44,23 @@ class Recovery:
         return self.rows < self.inputs
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition that every call of a standalone result fulfils: an expression of its inputs' sizes that is true.
+
+    `holds` is a tree of plain values, as in `recoup.graph.expressions`.
+    """
+
+    holds: tuple[Any, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphPlan:
     """The graph a standalone result runs, with the index tensors it needs besides the model's own.
 
     `names`, `inputs` and `outputs` say how it is called: the names and tree of the arguments, the tree of the results.
-    `host` is the standalone form of the whole model, whose tensors are sliced; a saved plan has none.
+    `checks` is what a call has to fulfil. `host` is the standalone form of the whole model, whose tensors are sliced; a
+    saved plan has none.
     """
 
     graph: fx.Graph
@@ -56,6 +68,7 @@ class GraphPlan:
     names: tuple[str, ...]
     inputs: TreeSpec
     outputs: TreeSpec
+    checks: tuple[Check, ...] = ()
     host: nn.Module | None = None
 
 

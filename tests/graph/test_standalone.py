@@ -78,11 +78,8 @@ def test_it_copies_exports_trains_and_is_pruned_again():
 @pytest.mark.parametrize(
     "then",
     [
-        lambda y, x: y / (x.shape[0] ** 2),
-        lambda y, x: y[: (x.shape[0] + 1) // 2],
         lambda y, x: y * (2.0 if x.shape[0] > 2 else 1.0),
-        lambda y, x: (y, x.shape[0]),
-        lambda y, x: y * (1.0 / x.shape[0]),
+        lambda y, x: torch.cat([y[i : i + 1] for i in range(x.shape[0])]),
     ],
 )
 def test_numbers_that_do_not_follow_the_batch_leave_the_class_as_it_is(then):

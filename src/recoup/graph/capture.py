@@ -1,22 +1,28 @@
-"""Capture a model as an ATen graph with `torch.export`, for a batch of one."""
+"""Capture a model as an ATen graph with `torch.export`, for one batch or for sizes that are symbols."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import ConstantArgument, InputKind
-from torch.utils._pytree import TreeSpec
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import TreeSpec, tree_map
 
 from recoup.errors import CaptureError
 from recoup.graph.copies import copied, light_copy, working_copy
-from recoup.graph.modes import quiet
+from recoup.graph.modes import quiet, symbolic_len
 from recoup.inputs.batches import Inputs
+from recoup.operators.names import operation_name
 
+# Relations between sizes beyond which they are not followed: most networks have some twenty, windows of windows
+# thousands, over which torch reasons for minutes.
+MOST_CONDITIONS = 200
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
@@ -44,6 +50,10 @@ class Captured:
     signature: Signature
 
 
+class TooManyConditionsError(Exception):
+    """The code asks for so many relations between sizes that following them all would take too long."""
+
+
 def capture(model: nn.Module, inputs: Inputs, *, can_run: bool = True) -> Captured:
     """The graph of `model` in eval mode on `inputs`; the model itself is not touched.
 
@@ -52,19 +62,54 @@ def capture(model: nn.Module, inputs: Inputs, *, can_run: bool = True) -> Captur
     Raises:
         CaptureError: the forward pass fails on these inputs, or uses something `torch.export` cannot follow.
     """
+    captured = _captured(export(model, inputs, can_run=can_run), model)
+    for node in captured.graph.nodes:
+        if free_unbacked_symbols(node.meta.get("val")):
+            raise CaptureError(
+                f"in {type(model).__name__} the size of a value depends on the data ({operation_name(node.target)} in "
+                f"{module_path(node) or 'forward'}), so its channels cannot be followed. Move that part out of the "
+                "model, or prune the sub-module that does the heavy work."
+            )
+    return captured
+
+
+def export(
+    model: nn.Module, inputs: Inputs, follow: Callable[[Any], Any] | None = None, *, can_run: bool = True
+) -> torch.export.ExportedProgram:
+    """What torch.export makes of a light copy; `follow` gives for every argument which of its sizes are symbolic.
+
+    Gradients are off, so that a region of the code that switches them off is no graph of its own.
+
+    Raises:
+        CaptureError: the forward pass fails on these inputs, or uses something `torch.export` cannot follow.
+        TooManyConditionsError: symbolic sizes ask too much.
+    """
     twin = light_copy(model)
+    args, kwargs = tuple(inputs.args), dict(inputs.kwargs)
     try:
-        with quiet():
-            program = torch.export.export(twin, tuple(inputs.args), dict(inputs.kwargs), strict=False)
+        with quiet(), torch.no_grad():
+            if follow is None:
+                return torch.export.export(twin, args, kwargs, strict=False)
+            for module in twin.modules():
+                module.register_forward_pre_hook(_limit_conditions)
+            with symbolic_len():
+                shapes = tree_map(follow, dict(signature(twin.forward).bind(*args, **kwargs).arguments))
+                return torch.export.export(twin, args, kwargs, dynamic_shapes=shapes, strict=False)
+    except TooManyConditionsError:
+        raise
     except Exception as error:  # torch.export raises its own errors and passes on those of user code
-        if can_run:
+        if can_run and follow is None:
             _check_runs(working_copy(model), inputs)  # says what is wrong with the inputs, if that is what it is
         raise CaptureError(
             f"{type(model).__name__} cannot be captured by torch.export ({type(error).__name__}: {_brief(error)}). Its "
             "forward pass likely branches on tensor values or leaves torch; move that part out of the model, or prune "
             "the sub-module that does the heavy work."
         ) from error
-    return _captured(program)
+
+
+def input_nodes(captured: Captured) -> list[fx.Node]:
+    """The arguments of the captured function, in order."""
+    return [node for node in captured.graph.nodes if node.op == "placeholder" and node.name not in captured.tensors]
 
 
 def module_path(node: fx.Node) -> str:
@@ -74,7 +119,14 @@ def module_path(node: fx.Node) -> str:
     return re.sub(r"@\d+", "", paths[-1]) if paths else ""  # a repeated call may carry its number
 
 
-def _captured(program: Any) -> Captured:
+def _limit_conditions(_: nn.Module, args: tuple[Any, ...]) -> None:
+    modes = (getattr(value, "fake_mode", None) for value in args)
+    environment = next((mode.shape_env for mode in modes if mode is not None), None)
+    if environment is not None and len(environment.guards) > MOST_CONDITIONS:
+        raise TooManyConditionsError
+
+
+def _captured(program: Any, model: nn.Module) -> Captured:
     specs = program.graph_signature.input_specs
     graph, name_of = _with_stable_names(program.graph)
     stored = {name_of[spec.arg.name]: spec.target for spec in specs if spec.kind in _STORED}
@@ -82,8 +134,9 @@ def _captured(program: Any) -> Captured:
     held = {**program.state_dict, **program.constants}
     values = {name: held[target] for name, target in {**stored, **lifted}.items()}
     constants = {name: f"constants.{target}" for name, target in lifted.items()}
-    _drop_plain_inputs(graph, {name_of[s.arg.name] for s in specs if isinstance(s.arg, ConstantArgument)})
-    names = tuple(program.module_call_graph[0].signature.forward_arg_names or ())
+    _drop_plain_inputs(graph, {name_of[s.arg.name]: s.arg.value for s in specs if isinstance(s.arg, ConstantArgument)})
+    known = program.module_call_graph[0].signature.forward_arg_names
+    names = tuple(getattr(model, "input_names", None) or known or ())
     signature = Signature(names, program.call_spec.in_spec, program.call_spec.out_spec)
     return Captured(graph, {**stored, **constants}, values, frozenset(constants.values()), signature)
 
@@ -97,11 +150,11 @@ def _with_stable_names(graph: fx.Graph) -> tuple[fx.Graph, dict[str, str]]:
     return copy, {old.name: new.name for old, new in twins.items()}
 
 
-def _drop_plain_inputs(graph: fx.Graph, names: set[str]) -> None:
+def _drop_plain_inputs(graph: fx.Graph, values: Mapping[str, Any]) -> None:
     """Arguments such as None or a number were written into the graph; their places remain in the call."""
     for node in graph.nodes:
-        if node.name in names:
-            node.meta["val"] = None
+        if node.name in values:
+            node.meta["val"], node.meta["plain"] = None, values[node.name]
 
 
 def _check_runs(model: nn.Module, inputs: Inputs) -> None:

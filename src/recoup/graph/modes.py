@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import logging
 import warnings
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 
 
 @contextmanager
@@ -81,3 +83,21 @@ def _switched(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+@contextmanager
+def symbolic_len() -> Iterator[None]:
+    """Let `len` of a tensor with symbolic sizes be the symbol: Python's own insists on a number, and fixes the size.
+
+    For every other object, and so for other threads, it is what it was.
+    """
+    own = builtins.len
+
+    def length(value: Any, /) -> Any:
+        return value.shape[0] if isinstance(value, FakeTensor) and value.dim() else own(value)
+
+    builtins.len = length
+    try:
+        yield
+    finally:
+        builtins.len = own

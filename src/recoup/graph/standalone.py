@@ -1,155 +1,207 @@
-"""The standalone form of a model: a module made of its captured graph, for classes that cannot hold other sizes."""
+"""The standalone form of a model: a module that runs its captured graph, for classes that cannot hold other sizes.
+
+The graph is interpreted, operation by operation. No source is made of it, so that a graph read from a file can do
+nothing but call the operations it names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, fx
-from torch.fx._pytree import tree_flatten_spec
-from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_unflatten
 
-from recoup.errors import CaptureError
-from recoup.graph.batch_dim import Scaling, follow_batch
-from recoup.graph.capture import Captured
+from recoup.errors import CaptureError, InputError
 from recoup.graph.copies import copied
-from recoup.operators.names import writes
-from recoup.operators.record import operator_of
+from recoup.graph.expressions import Tree, evaluate, shown
+from recoup.graph.runner import grouped, last_uses
 from recoup.plan import GraphPlan
 
+# Fetches an argument from the values that are known by their places.
+_Fetch: TypeAlias = Callable[[list[Any]], Any]
 
-class Standalone(fx.GraphModule):
+
+class Standalone(nn.Module):
     """A plain module that runs a graph of ATen operations in eval mode.
 
     Parameters and buffers have the names they had in the model it was captured from; what the capture computed from
     them alone is stored under `folded`, constants of the code under `constants`. It trains and exports like any other
-    module, but batch norms stay in eval mode and dropout stays off.
+    module, but batch norms stay in eval mode and dropout stays off. A call of a form that the graph does not serve is
+    refused.
     """
+
+    def __init__(self, plan: GraphPlan, tensors: Mapping[str, Tensor]) -> None:
+        """A module that runs the plan's graph on `tensors`, by dotted name."""
+        super().__init__()
+        self.graph = copied(plan.graph)[0]
+        self.input_names, self.checks = plan.names, plan.checks
+        self._trees = plan.inputs, plan.outputs
+        self._program = _program(self.graph)
+        self._owners = [_hold(self, name, tensors[name]) for name in self._program.stored]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns for this call.
+
+        Raises:
+            InputError: the graph does not serve a call of this form.
+        """
+        entered = entering(self, args, kwargs)
+        held = (getattr(owner, name.rpartition(".")[2]) for owner, name in zip(self._owners, self._program.stored))  # noqa: B905  # one for each
+        return tree_unflatten(self._program.run([*held, *entered.values()]), self._trees[1])
+
+    def extra_repr(self) -> str:
+        """How it is called, and what it does."""
+        operations = sum(node.op == "call_function" for node in self.graph.nodes)
+        return f"({', '.join(self.input_names)}), {operations} operations"
 
 
 def standalone(plan: GraphPlan, tensors: Mapping[str, Tensor]) -> Standalone:
-    """The module that runs the plan's graph on `tensors`, by dotted name."""
-    graph, _ = copied(plan.graph)
-    graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(list(plan.names), plan.inputs, plan.outputs)))
+    """The module that runs the plan's graph on `tensors`, by dotted name, those of the plan included.
+
+    Raises:
+        CaptureError: a tensor of the graph is none of the model's.
+    """
     device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
     held = {**tensors, **{name: value.to(device) for name, value in plan.constants.items()}}
-    used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    used = {str(node.target) for node in plan.graph.nodes if node.op == "get_attr"}
     if used - held.keys():
         raise CaptureError(
-            "a part of the forward pass runs in a region of its own (no_grad or autocast within the model), which a "
-            "standalone graph cannot hold. Prune with keep_class=True, or take the region out."
+            "a part of the forward pass runs in a region of its own (autocast within the model, or gradients that it "
+            "switches on), which a standalone graph cannot hold. Prune with keep_class=True, or take the region out."
         )
-    return Standalone({name: held[name] for name in used}, graph, class_name="Standalone")
+    return Standalone(plan, held)
 
 
 def entering(host: Standalone, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by the names they have in the graph."""
+    """The arguments of a call by the names they have in the graph.
+
+    Raises:
+        InputError: the graph does not serve a call of this form.
+    """
     places = [node.name for node in host.graph.nodes if node.op == "placeholder"]
-    form = host.graph._codegen.pytree_info.in_spec  # type: ignore[attr-defined]  # a standalone form has one
-    return dict(zip(places, tree_flatten_spec((list(args), dict(kwargs)), form), strict=True))
+    values = dict(zip(places, _flat(host, args, kwargs), strict=True))
+    for check in host.checks:
+        if not evaluate(check.holds, lambda leaf: _leaf(values, leaf)):
+            raise InputError(
+                f"this standalone model serves calls with {shown(check.holds)} only, as the code of its original was "
+                f"captured that way; here {_seen(values)}. Prune with keep_class=True, or with calibration inputs of "
+                "this form."
+            )
+    return values
 
 
-def graph_plan(
-    captured: Captured, graph: fx.Graph, constants: Mapping[str, Tensor], scaling: Scaling, unused: frozenset[str]
-) -> GraphPlan:
-    """`graph`, a resized copy of the captured one, as a function of any batch; biases in `unused` are left out."""
-    _drop_checks(graph)
-    _relax_views(graph)
-    _drop_biases(graph, {name for name, target in captured.tensors.items() if target in unused})
-    inputs = [node for node in graph.nodes if node.op == "placeholder" and node.name not in captured.tensors]
-    _store_tensors(graph, captured)
-    if scaling:
-        follow_batch(graph, scaling, _batched_input(inputs))
-    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or writes(node))
-    graph.lint()
-    signature = captured.signature
-    return GraphPlan(graph, constants, signature.names, signature.inputs, signature.outputs)
+def _flat(host: Standalone, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The leaves of a call; an argument may be given by place or by name, whichever way the model was captured."""
+    names, form = host.input_names, host._trees[0]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if len(args) > len(names) or set(given) != set(names) or len(args) + len(kwargs) != len(given):
+        raise InputError(
+            f"this standalone model takes exactly ({', '.join(names)}), as its original was captured; it was called "
+            f"with {len(args)} positional arguments and ({', '.join(kwargs)})."
+        )
+    positional = len(names) - len(form.children()[1].context)
+    call = tuple(given[name] for name in names[:positional]), {name: given[name] for name in names[positional:]}
+    try:
+        return form.flatten_up_to(call)
+    except ValueError as error:
+        raise InputError(f"this standalone model takes inputs nested as they were captured: {error}") from error
 
 
-def with_biases(captured: Captured) -> tuple[Captured, frozenset[str]]:
-    """`captured` with a bias of zeros wherever a dense layer has none, and the names of these."""
-    graph, _ = copied(captured.graph)
-    tensors, values = dict(captured.tensors), dict(captured.values)
-    places: dict[str, fx.Node] = {}
-    for node in [node for node in graph.nodes if _lacks_bias(node, captured)]:
-        weight = node.args[1].name
-        if weight not in places:
-            places[weight] = _new_bias(graph, captured, weight)
-            name = _name_of_bias(captured.tensors[weight], set(captured.tensors.values()))
-            tensors[places[weight].name], values[places[weight].name] = name, places[weight].meta["val"]
-        node.args = (*node.args[:2], places[weight], *node.args[3:])
-    added = frozenset(tensors[place.name] for place in places.values())
-    return replace(captured, graph=graph, tensors=tensors, values=values), added
+def _leaf(values: Mapping[str, Any], leaf: Tree) -> Any:
+    value = values[leaf[1]]
+    if leaf[0] == "input":
+        return value
+    if not isinstance(value, Tensor):
+        raise InputError(f"{leaf[1]} must be a tensor, as it was when this standalone model was captured.")
+    if leaf[0] == "rank":
+        return value.dim()
+    return value.shape[leaf[2]] if leaf[2] < value.dim() else None
 
 
-def _lacks_bias(node: fx.Node, captured: Captured) -> bool:
-    layer = operator_of(node.target).layer if node.op == "call_function" else None
-    if layer is None or not layer.adds_bias:
-        return False
-    bias, groups = layer.argument(node, "bias"), layer.argument(node, "groups", 1)
-    weight = node.args[1]
-    is_stored = isinstance(weight, fx.Node) and weight.name in captured.tensors
-    return bias is None and bool(groups == 1) and is_stored
+def _seen(values: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{n} has shape {tuple(v.shape)}" if isinstance(v, Tensor) else f"{n} is {v!r}" for n, v in values.items()
+    )
 
 
-def _new_bias(graph: fx.Graph, captured: Captured, weight: str) -> fx.Node:
-    value = captured.values[weight]
-    with graph.inserting_before(next(iter(graph.nodes))):
-        place = graph.placeholder(f"new_bias_of_{weight}")
-    user = next(iter(node for node in graph.nodes if node.op == "call_function" and _reads(node, weight)))
-    layer = operator_of(user.target).layer
-    size = value.shape[1 if layer is not None and layer.transposed else 0]
-    bias = torch.zeros(size, dtype=value.dtype, device=value.device)
-    place.meta["val"] = torch.nn.Parameter(bias, requires_grad=value.requires_grad)
-    return place
+def _hold(root: nn.Module, name: str, value: Tensor) -> nn.Module:
+    """Put a tensor where its name leads, through modules that hold nothing else; the module that holds it."""
+    *path, last = name.split(".")
+    owner = root
+    for part in path:
+        if part not in owner._modules:
+            owner.add_module(part, nn.Module())
+        owner = owner.get_submodule(part)
+    if isinstance(value, nn.Parameter):
+        owner.register_parameter(last, value)
+    else:
+        owner.register_buffer(last, value)
+    return owner
 
 
-def _reads(node: fx.Node, weight: str) -> bool:
-    return len(node.args) > 1 and isinstance(node.args[1], fx.Node) and node.args[1].name == weight
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One operation: where its arguments are fetched from, where its result goes, which values nobody needs after."""
+
+    target: Callable[..., Any]
+    args: tuple[_Fetch, ...]
+    kwargs: tuple[tuple[str, _Fetch], ...]
+    place: int
+    done: tuple[int, ...]
 
 
-def _name_of_bias(weight: str, taken: set[str]) -> str:
-    name = f"{weight.removesuffix('.weight')}.bias" if weight.endswith(".weight") else f"{weight}_bias"
-    while name in taken:
-        name += "_"
-    return name
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """A graph as steps over a list of values: stored tensors first, then inputs, then results."""
+
+    stored: tuple[str, ...]
+    steps: tuple[_Step, ...]
+    size: int
+    outputs: _Fetch
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Program:
+        return self
+
+    def run(self, values: list[Any]) -> list[Any]:
+        values.extend([None] * (self.size - len(values)))
+        for step in self.steps:
+            args = [fetch(values) for fetch in step.args]
+            kwargs = {name: fetch(values) for name, fetch in step.kwargs}
+            values[step.place] = step.target(*args, **kwargs)
+            for place in step.done:
+                values[place] = None
+        return list(self.outputs(values))
 
 
-def _drop_checks(graph: fx.Graph) -> None:
-    for node in list(graph.nodes):
-        if node.op == "call_function" and operator_of(node.target).is_check:
-            graph.erase_node(node)
+def _program(graph: fx.Graph) -> _Program:
+    stored = list(dict.fromkeys(str(node.target) for node in graph.nodes if node.op == "get_attr"))
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    place = {node: stored.index(str(node.target)) for node in graph.nodes if node.op == "get_attr"}
+    place |= {node: len(stored) + number for number, node in enumerate((*inputs, *calls))}
+    by_name = {node.name: node for node in graph.nodes}
+    ends = grouped({value: reader for value, reader in last_uses(graph.nodes).items() if by_name[value] in calls})
+    steps = [_step(node, place, tuple(place[by_name[value]] for value in ends.get(node.name, ()))) for node in calls]
+    output = next(node for node in graph.nodes if node.op == "output")
+    return _Program(tuple(stored), tuple(steps), len(stored) + len(inputs) + len(calls), _fetch(output.args[0], place))
 
 
-def _relax_views(graph: fx.Graph) -> None:
-    """A view that the original sizes allow may need a copy at others."""
-    for node in graph.nodes:
-        if node.target is torch.ops.aten.view.default:
-            node.target = torch.ops.aten.reshape.default
+def _step(node: fx.Node, place: Mapping[fx.Node, int], done: tuple[int, ...]) -> _Step:
+    args = tuple(_fetch(value, place) for value in node.args)
+    kwargs = tuple((name, _fetch(value, place)) for name, value in node.kwargs.items())
+    return _Step(node.target, args, kwargs, place[node], done)  # type: ignore[arg-type]  # of a call_function
 
 
-def _drop_biases(graph: fx.Graph, names: set[str]) -> None:
-    for node in list(graph.nodes):
-        if node.op == "placeholder" and node.name in names:
-            node.replace_all_uses_with(None)
-            graph.erase_node(node)
-
-
-def _store_tensors(graph: fx.Graph, captured: Captured) -> None:
-    """Parameters, buffers and constants become attributes of the module."""
-    for node in list(graph.nodes):
-        if node.op == "placeholder" and node.name in captured.tensors:
-            with graph.inserting_before(node):
-                place = graph.get_attr(captured.tensors[node.name])
-            node.replace_all_uses_with(place)
-            graph.erase_node(node)
-
-
-def _batched_input(inputs: list[fx.Node]) -> fx.Node:
-    for node in inputs:
-        value: Any = node.meta.get("val")
-        if isinstance(value, Tensor) and value.dim() and value.shape[0] == 1:
-            return node
-    raise CaptureError("no input of the model has a batch dimension, so a standalone graph cannot follow the batch.")
+def _fetch(value: Any, place: Mapping[fx.Node, int]) -> _Fetch:
+    """What fetches an argument. It knows places only: a copy of the module has values of its own there."""
+    if isinstance(value, fx.Node):
+        number = place[value]
+        return lambda values: values[number]
+    if isinstance(value, (list, tuple)) and any(isinstance(part, (fx.Node, list, tuple)) for part in value):
+        parts = [_fetch(part, place) for part in value]
+        return lambda values: [part(values) for part in parts]
+    fixed = list(value) if isinstance(value, (list, tuple)) else value
+    return lambda _: fixed

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recoup.errors import CalibrationError, CaptureError
+from recoup.errors import CalibrationError, CaptureError, InputError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,6 +107,8 @@ def is_labelled_pair(batch: Any, model: nn.Module) -> bool:
 
 def required_inputs(model: nn.Module) -> int:
     """How many positional inputs the model's `forward` cannot do without."""
+    if hasattr(model, "input_names"):  # a standalone model knows what it was captured with
+        return len(model.input_names)
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
@@ -168,7 +170,7 @@ def call_checked(model: Callable[..., Any], inputs: Inputs, number: object) -> A
     own = inputs.copy()
     try:
         return model(*own.args, **own.kwargs)
-    except CalibrationError as error:
+    except (CalibrationError, InputError) as error:
         raise CalibrationError(f"calibration batch {number}: {error}") from error
     except Exception as error:  # user code
         raise CalibrationError(

@@ -11,7 +11,8 @@ from recoup.algebra.selection import Ranking
 from recoup.allocation.goal import Allocation, Goal
 from recoup.allocation.uniform import NOT_TIMED
 from recoup.config import Method, SequentialMethod
-from recoup.errors import CaptureError, UsageError, unknown_name, warn
+from recoup.errors import CalibrationError, CaptureError, InputError, UsageError, unknown_name, warn
+from recoup.graph.standalone import entering
 from recoup.inputs.split import Split
 from recoup.judge.acceptance import Acceptance, ImageAcceptance, ScoreAcceptance
 from recoup.judge.accuracy import checked
@@ -149,3 +150,17 @@ def runnable(method: Method, traced: Traced, goal: Goal) -> Method:
             seed=method.seed,
         )
     return method
+
+
+def require_served(method: Method, traced: Traced, split: Split) -> None:
+    """Refuse batches that the captured network does not serve, where the method runs it operation by operation."""
+    if not isinstance(method, SequentialMethod):
+        return
+    for number, batch in zip(split.numbers, split.batches, strict=True):
+        try:
+            entering(traced.standalone.host, batch.args, batch.kwargs)
+        except InputError as error:  # noqa: PERF203  # the number of the batch is what the error is about
+            raise CalibrationError(
+                f"calibration batch {number} is of another form than the first one: {error} Give batches of one form, "
+                "or use method='paper', which calls the model itself."
+            ) from error

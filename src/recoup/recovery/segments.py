@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, fx
 
 from recoup.channels.groups import Structure
+from recoup.graph.expressions import FUNCTIONS
 from recoup.operators.record import operator_of
 from recoup.recovery.schedule import RefitPoint, Schedule
 from recoup.statistics.calibrate import Calibration
@@ -113,10 +114,8 @@ def _counters(schedule: Schedule, inside: list[fx.Node]) -> list[fx.Node]:
 
 def _counts(node: fx.Node) -> bool:
     """Whether a node gives a number, not a tensor: a size, or arithmetic on sizes."""
-    if node.op != "call_function":
-        return False
-    is_arithmetic = getattr(node.target, "__module__", "") == "_operator" and not operator_of(node.target).is_movement
-    return is_arithmetic or operator_of(node.target).gives_number
+    is_arithmetic = node.op == "call_function" and node.target in FUNCTIONS.values()
+    return is_arithmetic or (node.op == "call_function" and operator_of(node.target).gives_number)
 
 
 def _ends(node: fx.Node, calls: set[str]) -> bool:

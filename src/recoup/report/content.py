@@ -188,7 +188,7 @@ def make_report(
         score=score,
         seconds=seconds,
         method=described(calibration.method),
-        form=None if form is None else form.reason,
+        form=None if form is None else form.said,
         held_out=recovered.errors,
         latency=allocation.latency,
     )

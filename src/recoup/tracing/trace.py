@@ -20,19 +20,19 @@ from recoup.channels.layouts import layouts
 from recoup.channels.patterns import Choice
 from recoup.channels.propagate import propagate
 from recoup.graph.activation import Activation, activation_behind
-from recoup.graph.batch_dim import Scaling, scaling_of
+from recoup.graph.biases import with_biases
 from recoup.graph.capture import Captured, capture
+from recoup.graph.expressions import shown
 from recoup.graph.folding import fold
 from recoup.graph.modes import without_collection
-from recoup.graph.standalone import Standalone, graph_plan, standalone, with_biases
+from recoup.graph.sizes import Sizes, sizes_of
+from recoup.graph.standalone import Standalone, standalone
+from recoup.graph.writing import graph_plan
 from recoup.inputs.batches import Inputs, device_of, inputs_of
 from recoup.plan import GraphPlan, Plan
 from recoup.surgery.apply import bare_plan
 from recoup.surgery.resize import resize
 from recoup.tracing.class_support import lock_what_breaks, why_class_fails
-
-# A number of samples that tells growth with the batch from growth with its square or its half.
-MANY = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +52,15 @@ class Form:
     reason: str | None
 
     @cached_property
-    def scaling(self) -> Scaling:
-        """Which numbers of the graph stand for the batch: those that differ for two samples."""
-        two, many = (capture(self.model, _repeated(self.sample, count)).graph for count in (2, MANY))
-        return scaling_of(self.original.graph, two, many, MANY)
+    def sizes(self) -> Sizes:
+        """How the graph follows its inputs: a result in all sizes, a form that is only looked into in the batch."""
+        return sizes_of(self.model, self.sample, self.original, any_size=self.reason is not None)
+
+    @property
+    def said(self) -> str | None:
+        """The reason, and which sizes are fixed in a standalone result; None where there is no need for one."""
+        fixed = [shown(check.holds) for check in self.sizes.fixed] if self.reason is not None else []
+        return f"{self.reason}; it serves calls with {', '.join(fixed)} only" if fixed else self.reason
 
     @cached_property
     def host(self) -> Standalone:
@@ -63,7 +68,7 @@ class Form:
         as_they_are = {node.name: None for node in self.captured.graph.nodes}
         whole = resize(self.captured, as_they_are, torch.zeros(0, dtype=torch.bool))
         tensors = {self.captured.tensors[name]: value for name, value in self.captured.values.items()}
-        module = standalone(graph_plan(self.captured, whole.graph, {}, self.scaling, frozenset()), tensors)
+        module = standalone(graph_plan(self.captured, whole.graph, {}, self.sizes, frozenset()), tensors)
         module.train(self.model.training)
         return module
 
@@ -71,7 +76,7 @@ class Form:
         """The graph that keeps `keep`; of the added biases only those in `written` are there."""
         resized = resize(self.captured, self.layouts, keep)
         unused = self.added - written
-        plan = graph_plan(self.captured, resized.graph, resized.constants, self.scaling, unused)
+        plan = graph_plan(self.captured, resized.graph, resized.constants, self.sizes, unused)
         return replace(plan, host=self.host)
 
 
@@ -151,13 +156,6 @@ def _trace(model: nn.Module, sample: Inputs, choice: Choice, *, keep_class: bool
     reason = why_class_fails(model, sample, original, own, ways, folded.names)
     form = Form(model, sample, original, captured, ways, added, reason)
     return _traced(own if reason is None else with_every_bias(structure), form)
-
-
-def _repeated(sample: Inputs, count: int) -> Inputs:
-    def repeated(tensor: Tensor) -> Tensor:
-        return torch.cat([tensor] * count) if tensor.dim() and tensor.shape[0] == 1 else tensor
-
-    return sample.map(repeated)
 
 
 def _traced(structure: Structure, form: Form) -> Traced:
