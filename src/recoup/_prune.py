@@ -34,7 +34,7 @@ from recoup.report.inspection import Inspection, inspect_structure
 from recoup.statistics.calibrate import calibrate
 from recoup.statistics.rank import rank
 from recoup.surgery.apply import apply
-from recoup.surgery.verify import agree, verify
+from recoup.surgery.verify import agree, require_real_outputs, verify
 from recoup.tracing.trace import Traced, trace
 
 
@@ -115,9 +115,9 @@ def prune(
     with clock("apply"):
         smaller = apply(model, recovered.plan)
     with clock("verify"):
-        proof = verify(model, recovered.plan, smaller, traced.inputs)
+        proof = verify(model, recovered.plan, smaller, data.first)
         if traced.form is not None:
-            agree(model, traced.form.host, traced.inputs)
+            agree(model, traced.form.host, data.first)
     with clock("measure"):
         score = score_of(smaller, allocation, recovered, acceptance)
     report = make_report(seen, allocation, recovered, smaller, proof, score, clock.seconds)
@@ -156,6 +156,7 @@ def _prunable(
     except (CaptureError, InputError) as error:
         warn(f"only what the model's own class holds is pruned: {error}")
         traced = trace(model, example, keep_class=True, only=only, exclude=exclude)
+    require_real_outputs(traced.standalone.original)
     if traced.structure.prunable:
         return traced
     reasons = {reason: None for group in traced.structure.groups for reason in group.reasons}

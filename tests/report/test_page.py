@@ -12,7 +12,7 @@ from recoup.report.charts import search_chart, width_chart
 from recoup.report.content import GroupRow, Report, Score
 from recoup.report.formatting import duration
 from recoup.report.page import render_page
-from recoup.surgery.verify import Proof
+from recoup.surgery.comparison import Proof
 
 MINUS = "\N{MINUS SIGN}"
 VOID = {"meta", "br"}

@@ -19,7 +19,7 @@ from recoup.plan import Recovery
 from recoup.recovery.choose import Recovered
 from recoup.report.formatting import duration
 from recoup.statistics.calibrate import Calibration
-from recoup.surgery.verify import Proof
+from recoup.surgery.comparison import Proof
 
 
 @dataclass(frozen=True, slots=True)

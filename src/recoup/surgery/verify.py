@@ -1,37 +1,27 @@
-"""The proof that the smaller model computes what the masked original computes, on a random batch."""
+"""The proof that the smaller model computes what the masked original computes, on real and on random samples."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recoup.errors import VerificationError
+from recoup.errors import InputError, VerificationError
+from recoup.graph.capture import Captured
 from recoup.graph.copies import duplicate, working_copy
 from recoup.graph.modes import exact_float32
-from recoup.inputs.batches import Inputs, device_of, inputs_of, tensors_in
+from recoup.inputs.batches import Inputs, device_of, inputs_of
 from recoup.plan import Plan
 from recoup.surgery.apply import masked
+from recoup.surgery.comparison import Proof, compare, leaves_in, worse
 
-# Largest allowed difference relative to the largest output: rounding of a deep network in each precision.
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-COARSE = 5e-2  # half precision
-# A network that amplifies rounding may differ by so many times its own, in every layer anew, but never by more than the
-# second number: a wrong channel shows in the first digits.
-AMPLIFIED, MOST_AMPLIFIED = 100.0, 1e-3
-
-# Samples in the random batch: more than one, so that a mixed-up batch dimension shows.
-SAMPLES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The largest relative difference that was seen, and the largest that was allowed."""
-
-    difference: float
-    allowed: float
+# Samples in a random batch and in one of real ones: more than one, so that a mixed-up batch dimension shows.
+SAMPLES = (2, 3)
+# By how much random inputs are made longer and wider, to see whether sizes are followed.
+STRETCH = 1.5
 
 
 def verify(model: nn.Module, plan: Plan, smaller: nn.Module, example: Any) -> Proof:
@@ -43,25 +33,51 @@ def verify(model: nn.Module, plan: Plan, smaller: nn.Module, example: Any) -> Pr
     Raises:
         VerificationError: it crashes, changes the form of the outputs, or computes something else.
     """
-    inputs = random_like(inputs_of(example, model).to(device_of(model)))
-    whole, cut, batch = _in_float64(masked(model, plan).eval(), duplicate(smaller).eval(), inputs)
-    with torch.no_grad(), exact_float32():
-        expected, actual = outputs(whole, batch), _run(cut, batch)
-        try:
-            return compare(expected, actual)
-        except VerificationError:
-            compare_with_itself(expected, outputs(whole, batch), type(model).__name__)
-            return compare(expected, actual, own_rounding(whole, batch, expected))
+    inputs = inputs_of(example, model).to(device_of(model))
+
+    def pair() -> _Pair:
+        return _Pair(masked(model, plan).eval(), duplicate(smaller).eval()).in_float64(inputs.first(1))
+
+    batches = list(_batches(inputs))
+    if plan.graph is not None and _runs(pair().whole, stretched := _stretched(batches[0])):
+        batches.append(stretched)
+    return _compare_all(pair, batches, type(model).__name__)
 
 
-def agree(model: nn.Module, host: nn.Module, inputs: Inputs) -> Proof:
-    """The proof that a model's standalone form computes what the model does.
+def agree(model: nn.Module, host: nn.Module, example: Any) -> Proof:
+    """The proof that a model's standalone form computes what the model does, or refuses the call.
 
     In the model's own precision: weights that the form stores were computed in it.
     """
-    batch = random_like(inputs)
-    with torch.no_grad(), exact_float32():
-        return compare(outputs(working_copy(model), batch), _run(duplicate(host).eval(), batch))
+    inputs = inputs_of(example, model).to(device_of(model))
+
+    def pair() -> _Pair:
+        return _Pair(working_copy(model), duplicate(host).eval())
+
+    return _compare_all(pair, list(_batches(inputs)), type(model).__name__)
+
+
+def follows(model: nn.Module, host: nn.Module, sample: Inputs) -> bool:
+    """Whether a standalone form, where its model runs at other sizes, gives the same there or refuses the call."""
+    batch = _stretched(random_like(sample))
+    if not _runs(working_copy(model), batch):
+        return True
+    try:
+        _compare_all(lambda: _Pair(working_copy(model), duplicate(host).eval()), [batch], type(model).__name__)
+    except VerificationError as error:
+        return isinstance(error.__cause__, InputError)
+    return True
+
+
+def require_real_outputs(captured: Captured) -> None:
+    """Refuse a model that returns choices only: whatever it computes, next to nothing of it could be compared."""
+    returned = next(node for node in captured.graph.nodes if node.op == "output").all_input_nodes
+    values = [node.meta.get("val") for node in returned]
+    if not any(isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()) for value in values):
+        raise VerificationError(
+            "the model returns no real numbers, so nothing could be compared with the original. Have it return its "
+            "scores, not classes or choices made from them."
+        )
 
 
 def random_like(inputs: Inputs) -> Inputs:
@@ -74,8 +90,8 @@ def random_like(inputs: Inputs) -> Inputs:
     def noise(tensor: Tensor) -> Tensor:
         is_batched = tensor.dim() > 0 and tensor.shape[0] == 1
         if not tensor.is_floating_point():
-            return torch.cat([tensor] * SAMPLES) if is_batched else tensor
-        shape = (SAMPLES, *tensor.shape[1:]) if is_batched else tuple(tensor.shape)
+            return torch.cat([tensor] * SAMPLES[0]) if is_batched else tensor
+        shape = (SAMPLES[0], *tensor.shape[1:]) if is_batched else tuple(tensor.shape)
         if not bool(tensor.any()):
             return torch.randn(shape, generator=generator).to(tensor)
         return tensor * (0.5 + torch.rand(shape, generator=generator)).to(tensor)
@@ -83,13 +99,97 @@ def random_like(inputs: Inputs) -> Inputs:
     return inputs.first(1).map(noise)
 
 
-def outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """All tensors a model returns for a copy of the inputs, whatever they are packed in."""
-    return tensors_in(inputs.copy().call(model))
+def outputs(model: nn.Module, inputs: Inputs) -> list[Any]:
+    """All that a model returns for a copy of the inputs, whatever it is packed in."""
+    return leaves_in(inputs.copy().call(model))
 
 
-def own_rounding(model: nn.Module, batch: Inputs, expected: list[Tensor]) -> float:
-    """How far rounding alone moves the outputs, relative to the largest: inputs are shaken by their last digit.
+class _Pair:
+    """What is expected of a model, and the model; each call may change what they hold, so both see the same calls."""
+
+    def __init__(self, whole: nn.Module, cut: nn.Module, change: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.whole, self.cut, self._change = whole, cut, change
+
+    def in_float64(self, batch: Inputs) -> _Pair:
+        """Both in float64 if the model's code allows it, otherwise as they are."""
+        try:
+            with torch.no_grad():
+                outputs(duplicate(self.whole).double(), batch.map(_double))
+        except Exception:  # user code that fixes a dtype
+            return self
+        return _Pair(self.whole.double(), self.cut.double(), _double)
+
+    def run(self, batch: Inputs) -> tuple[list[Any], list[Any]]:
+        batch = self.changed(batch)
+        return outputs(self.whole, batch), _run(self.cut, batch)
+
+    def changed(self, batch: Inputs) -> Inputs:
+        return batch if self._change is None else batch.map(self._change)
+
+
+def _compare_all(make: Callable[[], _Pair], batches: list[Inputs], name: str) -> Proof:
+    """The worst of the comparisons on all batches."""
+    proofs = []
+    with torch.no_grad(), exact_float32():
+        pair = make()
+        for batch in batches:
+            expected, actual = pair.run(batch)
+            try:
+                proofs.append(compare(expected, actual))
+            except VerificationError:
+                proofs.append(_compare_again(make, batch, name))
+    return functools.reduce(worse, proofs)
+
+
+def _compare_again(make: Callable[[], _Pair], batch: Inputs, name: str) -> Proof:
+    """A second look at a batch, which knows what rounding alone does to the outputs; from fresh copies."""
+    pair, other, third = make(), make(), make()
+    expected, actual = pair.run(batch)
+    _check_repeats(expected, outputs(other.whole, other.changed(batch)), name)
+    return compare(expected, actual, outputs(third.whole, third.changed(batch).map(_shaken())))
+
+
+def _check_repeats(first: list[Any], second: list[Any], name: str) -> None:
+    """Refuse a model that gives other outputs the second time."""
+    pairs = zip(first, second, strict=True)
+    if not all(torch.allclose(a, b, equal_nan=True) for a, b in pairs if isinstance(a, Tensor)):
+        raise VerificationError(
+            f"{name} gives other outputs for the same inputs even in eval mode; it is not returned. Switch off what is "
+            "random in its forward pass, such as dropout that is always on."
+        )
+
+
+def _batches(inputs: Inputs) -> Iterator[Inputs]:
+    """Random samples, real ones, and a single one."""
+    yield random_like(inputs)
+    if inputs.size > 1:
+        yield inputs.first(SAMPLES[1])
+    yield inputs.first(1)
+
+
+def _stretched(batch: Inputs) -> Inputs:
+    """The batch made longer along every dim but the first and the channels': a part of it comes once more."""
+
+    def stretched(tensor: Tensor) -> Tensor:
+        for dim in range(1 if tensor.dim() == 2 else 2, tensor.dim()):  # tokens have no channels
+            more = int(tensor.shape[dim] * (STRETCH - 1))
+            tensor = torch.cat([tensor, tensor.narrow(dim, 0, more)], dim)
+        return tensor
+
+    return batch.map(stretched)
+
+
+def _runs(model: nn.Module, batch: Inputs) -> bool:
+    try:
+        with torch.no_grad():
+            batch.copy().call(model)
+    except Exception:  # user code that takes one size only, or our own refusal
+        return False
+    return True
+
+
+def _shaken() -> Callable[[Tensor], Tensor]:
+    """Moves real numbers by their last digit.
 
     A deep network may blow rounding up by many orders. What it does to its own it may do to the smaller one's.
     """
@@ -101,62 +201,14 @@ def own_rounding(model: nn.Module, batch: Inputs, expected: list[Tensor]) -> flo
         noise = torch.rand(tensor.shape, generator=generator).to(tensor) - 0.5
         return tensor * (1 + 4 * torch.finfo(tensor.dtype).eps * noise)
 
-    moved = outputs(model, batch.map(shaken))
-    pairs = [
-        (a.double(), b.double()) for a, b in zip(expected, moved, strict=True) if a.is_floating_point() and a.numel()
-    ]
-    return max((float((a - b).abs().max() / a.abs().max().clamp(min=1e-30)) for a, b in pairs), default=0.0)
-
-
-def compare(expected: list[Tensor], actual: list[Tensor], rounding: float = 0.0) -> Proof:
-    """The largest relative difference; raises where it is more than rounding, the network's own `rounding` included."""
-    if [t.shape for t in expected] != [t.shape for t in actual]:
-        raise VerificationError(
-            f"the smaller model returns shapes {[tuple(t.shape) for t in actual]} where the original returns "
-            f"{[tuple(t.shape) for t in expected]}; it is not returned. Please report the model."
-        )
-    worst = Proof(0.0, 0.0)
-    for a, b in zip(expected, actual, strict=True):
-        if not a.is_floating_point():
-            continue
-        allowed = max(TOLERANCE.get(a.dtype, COARSE), min(AMPLIFIED * rounding, MOST_AMPLIFIED))
-        scale = float(a.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny)) if a.numel() else 1.0
-        difference = float((a.double() - b.double()).abs().max()) / scale if a.numel() else 0.0
-        if not difference <= allowed:
-            raise VerificationError(
-                f"the smaller model differs from the masked original by {difference:.1e} of the largest output "
-                f"(allowed: {allowed:.0e}); it is not returned. Something in the forward code depends on channel "
-                "numbers in a way that was not seen; please report the model."
-            )
-        worst = max(worst, Proof(difference, allowed), key=lambda proof: (proof.difference, proof.allowed))
-    return worst
-
-
-def compare_with_itself(first: list[Tensor], second: list[Tensor], name: str) -> None:
-    """Refuse a model that gives other outputs the second time."""
-    if not all(torch.allclose(a, b, equal_nan=True) for a, b in zip(first, second, strict=True)):
-        raise VerificationError(
-            f"{name} gives other outputs for the same inputs even in eval mode; it is not returned. Switch off what is "
-            "random in its forward pass, such as dropout that is always on."
-        )
-
-
-def _in_float64(whole: nn.Module, cut: nn.Module, batch: Inputs) -> tuple[nn.Module, nn.Module, Inputs]:
-    """All three in float64 if the model's code allows it, otherwise as they are."""
-    precise = batch.map(_double)
-    try:
-        with torch.no_grad():
-            outputs(duplicate(whole).double(), precise)
-    except Exception:  # user code that fixes a dtype
-        return whole, cut, batch
-    return whole.double(), cut.double(), precise
+    return shaken
 
 
 def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _run(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+def _run(model: nn.Module, inputs: Inputs) -> list[Any]:
     try:
         return outputs(model, inputs)
     except Exception as error:  # user code with sizes written into it

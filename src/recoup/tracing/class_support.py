@@ -8,6 +8,7 @@ even where the code would run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,15 +47,20 @@ def why_class_fails(
         return f"{computed[0].removeprefix(FOLDED)} is computed from parameters, and the class would compute it again"
     ways = {node.name: layouts.get(node.name) for node in captured.graph.nodes}
     for keep, expected in telling_cuts(captured, structure, ways):
-        if not expected.is_plain:
-            return "its code moves channels in an order that a smaller network would have to change"
-        try:
-            actual = capture(hollow(model, structure.slices(keep)), sample, can_run=False)
-        except RecoupError as error:
-            return f"its code fixes a size ({str(error).splitlines()[0][:160]})"
-        if (found := difference(expected.graph, actual)) is not None:
+        if (found := _departure(model, sample, structure, keep, expected)) is not None:
             return found
     return None
+
+
+def _departure(model: nn.Module, sample: Inputs, structure: Structure, keep: Tensor, expected: Resized) -> str | None:
+    """Where the model's own code, with its tensors cut, departs from the graph it ought to run; None if nowhere."""
+    if not expected.is_plain:
+        return "its code moves channels in an order that a smaller network would have to change"
+    try:
+        actual = capture(hollow(model, structure.slices(keep)), sample, can_run=False)
+    except RecoupError as error:
+        return f"its code fixes a size ({str(error).splitlines()[0][:160]})"
+    return difference(expected.graph, actual)
 
 
 def telling_cuts(
@@ -115,30 +121,57 @@ def difference(expected: fx.Graph, actual: Captured) -> str | None:
     return None
 
 
-def lock_what_breaks(model: nn.Module, structure: Structure, inputs: Inputs) -> Structure:
+def lock_what_breaks(
+    model: nn.Module, structure: Structure, inputs: Inputs, captured: Captured, layouts: Mapping[str, Any]
+) -> Structure:
     """Cut and compare: groups that the model's own code cannot hold at another size are locked."""
-    twin = working_copy(model)
-    while structure.prunable and (failure := _failure(twin, structure, structure.prunable, inputs)) is not None:
-        alone = {g.name: f for g in structure.prunable if (f := _failure(twin, structure, (g,), inputs)) is not None}
-        culprits = alone or dict.fromkeys((group.name for group in structure.prunable), failure)
+    ways = {node.name: layouts.get(node.name) for node in captured.graph.nodes}
+    attempt = _Attempt(working_copy(model), structure, inputs, captured, ways)
+    while structure.prunable and (culprits := attempt.culprits(structure.prunable)):
         reasons = {name: f"cutting it breaks the model's own code: {why}" for name, why in culprits.items()}
         structure = structure.lock(reasons)
+        attempt = replace(attempt, structure=structure)
     return structure
 
 
-def _failure(model: nn.Module, structure: Structure, groups: tuple[Group, ...], inputs: Inputs) -> str | None:
-    """Why these groups cannot be cut, or None; tried with several cuts, as one may fit the code by chance."""
-    for cut in (_random_half, _first, _last):
-        keep = structure.keep_all()
-        for group in groups:
-            keep[group.start + cut((~group.locked).nonzero().squeeze(1))] = False
-            keep = structure.refill(keep, torch.arange(group.start, group.start + group.width))
-        try:
-            plan = bare_plan(structure, named_tensors(model), keep)
-            verify(model, plan, apply(model, plan), inputs)
-        except VerificationError as error:
-            return str(error).split("; it is not")[0]
-    return None
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attempt:
+    """What it takes to cut some groups and see what happens."""
+
+    model: nn.Module
+    structure: Structure
+    inputs: Inputs
+    captured: Captured
+    layouts: Mapping[str, Any]
+
+    def culprits(self, groups: tuple[Group, ...]) -> dict[str, str]:
+        """The groups among these that cannot be cut, and why; all of them where only some together cannot."""
+        failure = self._failure(groups)
+        if failure is None or len(groups) == 1:
+            return {} if failure is None else {groups[0].name: failure}
+        middle = len(groups) // 2
+        found = self.culprits(groups[:middle]) | self.culprits(groups[middle:])
+        return found or dict.fromkeys((group.name for group in groups), failure)
+
+    def _failure(self, groups: tuple[Group, ...]) -> str | None:
+        """Why these groups cannot be cut, or None; tried with several cuts, as one may fit the code by chance."""
+        for cut in (_random_half, _first, _last):
+            keep = self.structure.keep_all()
+            for group in groups:
+                keep[group.start + cut((~group.locked).nonzero().squeeze(1))] = False
+                keep = self.structure.refill(keep, torch.arange(group.start, group.start + group.width))
+            try:
+                if (found := self._departure(keep)) is not None:
+                    return found
+                plan = bare_plan(self.structure, named_tensors(self.model), keep)
+                verify(self.model, plan, apply(self.model, plan), self.inputs)
+            except VerificationError as error:
+                return str(error).split("; it is not")[0]
+        return None
+
+    def _departure(self, keep: Tensor) -> str | None:
+        expected = resize(self.captured, self.layouts, keep)
+        return _departure(self.model, self.inputs, self.structure, keep, expected)
 
 
 def _random_half(free: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from recoup.inputs.batches import Inputs, device_of, inputs_of
 from recoup.plan import GraphPlan, Plan
 from recoup.surgery.apply import bare_plan
 from recoup.surgery.resize import resize
+from recoup.surgery.verify import follows
 from recoup.tracing.class_support import lock_what_breaks, why_class_fails
 
 
@@ -54,7 +55,11 @@ class Form:
     @cached_property
     def sizes(self) -> Sizes:
         """How the graph follows its inputs: a result in all sizes, a form that is only looked into in the batch."""
-        return sizes_of(self.model, self.sample, self.original, any_size=self.reason is not None)
+        if self.reason is not None:
+            sizes = sizes_of(self.model, self.sample, self.original, any_size=True)
+            if follows(self.model, self._whole(sizes), self.sample):
+                return sizes
+        return sizes_of(self.model, self.sample, self.original, any_size=False)
 
     @property
     def said(self) -> str | None:
@@ -65,10 +70,13 @@ class Form:
     @cached_property
     def host(self) -> Standalone:
         """The whole model in this form."""
+        return self._whole(self.sizes)
+
+    def _whole(self, sizes: Sizes) -> Standalone:
         as_they_are = {node.name: None for node in self.captured.graph.nodes}
         whole = resize(self.captured, as_they_are, torch.zeros(0, dtype=torch.bool))
         tensors = {self.captured.tensors[name]: value for name, value in self.captured.values.items()}
-        module = standalone(graph_plan(self.captured, whole.graph, {}, self.sizes, frozenset()), tensors)
+        module = standalone(graph_plan(self.captured, whole.graph, {}, sizes, frozenset()), tensors)
         module.train(self.model.training)
         return module
 
@@ -143,7 +151,8 @@ def _trace(model: nn.Module, sample: Inputs, choice: Choice, *, keep_class: bool
         propagated = propagate(captured, sizes_stay=True)
         structure, numbering = resolve(propagated, model, captured)
         structure = choice.lock_others(structure)
-        own = lock_what_breaks(model, without(structure, added), sample)
+        ways = layouts(propagated.labels, numbering, structure)
+        own = lock_what_breaks(model, without(structure, added), sample, original, ways)
         ways = layouts(propagated.labels, numbering, own)
         return _traced(own, Form(model, sample, original, captured, ways, added, None))
     folded = fold(original)
