@@ -14,6 +14,7 @@ from recoup.artefact import save
 from recoup.channels.patterns import widths_by_group
 from recoup.config import Budget, Method
 from recoup.errors import CaptureError, InputError, LockedError, warn
+from recoup.graph.copies import working_copy
 from recoup.graph.standalone import entering
 from recoup.inputs.batches import Stream, inputs_of
 from recoup.inputs.split import split
@@ -95,14 +96,16 @@ def prune(
     clock = Clock()
     with clock("trace"):
         batches = Stream(calibration)
-        traced = _prunable(model, batches.first, keep_class=keep_class, only=only, exclude=exclude)
+        untie = budget is None or budget.of != "parameters"
+        traced = _prunable(model, batches.first, keep_class=keep_class, only=only, exclude=exclude, untie=untie)
+        model = traced.standalone.model  # a copy, from here on
         widths_by_group(traced.structure, goal.widths)  # a name that does not exist is refused before the work
         method = runnable(method, traced, goal)
     with clock("split"):
         data = split(model, batches, held_out=method.holds_out)
         require_served(method, traced, data)
     with clock("measure"):
-        acceptance = acceptance_for(model, goal, method, data)
+        acceptance = acceptance_for(working_copy(model) if traced.state else model, goal, method, data)
     with clock("calibrate"):
         are_scores = acceptance is not None and acceptance.what == "accuracy"
         seen = calibrate(traced, data, method, progress, are_scores=are_scores)
@@ -119,7 +122,7 @@ def prune(
         if traced.form is not None:
             agree(model, traced.form.host, data.first)
     with clock("measure"):
-        score = score_of(smaller, allocation, recovered, acceptance)
+        score = score_of(working_copy(smaller) if traced.state else smaller, allocation, recovered, acceptance)
     report = make_report(seen, allocation, recovered, smaller, proof, score, clock.seconds)
     for warning in report.warnings:
         warn(warning)
@@ -140,7 +143,7 @@ def inspect(
 
 
 def _prunable(
-    model: nn.Module, example: Any, *, keep_class: bool, only: Iterable[str], exclude: Iterable[str]
+    model: nn.Module, example: Any, *, keep_class: bool, only: Iterable[str], exclude: Iterable[str], untie: bool
 ) -> Traced:
     """The structure to work on: that of the standalone form only if one graph serves every batch size.
 
@@ -148,14 +151,14 @@ def _prunable(
         LockedError: nothing can be pruned.
     """
     only, exclude = (names if isinstance(names, str) else tuple(names) for names in (only, exclude))
-    traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude)
+    traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude, untie=untie)
     try:
         if traced.form is not None:
             call = inputs_of(example, model)
             entering(traced.form.host, call.args, call.kwargs)
     except (CaptureError, InputError) as error:
         warn(f"only what the model's own class holds is pruned: {error}")
-        traced = trace(model, example, keep_class=True, only=only, exclude=exclude)
+        traced = trace(model, example, keep_class=True, only=only, exclude=exclude, untie=untie)
     require_real_outputs(traced.standalone.original)
     if traced.structure.prunable:
         return traced

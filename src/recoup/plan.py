@@ -82,6 +82,9 @@ class Plan:
     shapes: original shape of every tensor that is sliced or rewritten; `apply` refuses a model where they differ.
     recovery: how well each refitted layer was recovered, by layer name.
     graph: what the smaller model runs, if it is in standalone form.
+    untied: weights of layers that were tables of embeddings too, and become the layers' own.
+    idle: modules that do not run in eval mode, such as heads for training; they are not cut, and refuse to run.
+    keeps_hooks: whether the model's hooks are a part of it.
     """
 
     keep: Mapping[str, Tensor]
@@ -90,3 +93,6 @@ class Plan:
     shapes: Mapping[str, tuple[int, ...]]
     recovery: Mapping[str, Recovery] = field(default_factory=dict)
     graph: GraphPlan | None = None
+    untied: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+    keeps_hooks: bool = False

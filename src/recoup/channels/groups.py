@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from recoup.channels.propagate import Propagated
 from recoup.channels.rectangles import Resolution, make_rectangular, resolution
 from recoup.graph.capture import Captured
+from recoup.graph.usage import read_in_other_roles
 from recoup.labels.arrays import components, compress, core, varying_dims
 from recoup.labels.constraints import RETURNED, Constraints, Product
 from recoup.plan import Slice
@@ -171,6 +172,7 @@ def resolve(propagated: Propagated, model: nn.Module, captured: Captured) -> tup
     """Groups, sites and consumers from what was propagated, and the channel number of every label (-1: none)."""
     constraints = propagated.constraints
     _lock_double_uses(constraints)
+    _lock_shared_weights(constraints, read_in_other_roles(captured))
     _lock_lone_channels(propagated, make_rectangular(constraints))
     state = resolution(constraints)
     numbering, groups = _number_channels(constraints, state)
@@ -221,6 +223,14 @@ def numbers(labels: Tensor, numbering: Tensor) -> Tensor:
     if not len(numbering):
         return torch.full_like(labels, -1)
     return torch.where(labels >= 0, numbering[labels.clamp(min=0)], -1)
+
+
+def _lock_shared_weights(constraints: Constraints, shared: frozenset[str]) -> None:
+    """What a weight is for others, no refit of a layer that reads it may change."""
+    for product in constraints.products:
+        if product.weight in shared and product.input_dim is not None:
+            reason = f"{product.weight} is no layer's alone, so it cannot be refitted"
+            constraints.lock(constraints.sites[product.weight, product.input_dim], reason)
 
 
 def _lock_double_uses(constraints: Constraints) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from recoup.graph.capture import Captured, module_path
 from recoup.graph.runner import arguments, call
+from recoup.graph.usage import written_tensors
 from recoup.labels.arrays import FIXED, NONE, compress, constant, varying_dims
 from recoup.labels.constraints import RETURNED, Constraints, TensorRef
 from recoup.operators.call import LabelCall
@@ -30,9 +31,10 @@ def propagate(captured: Captured, *, sizes_stay: bool = False) -> Propagated:
     """Follow labels from the inputs to the outputs; what reaches an output is locked."""
     constraints = Constraints(sizes_stay=sizes_stay)
     values: dict[fx.Node, Any] = {}
+    moving = written_tensors(captured)
     for node in captured.graph.nodes:
         if node.op == "placeholder":
-            values[node] = _placeholder(node, captured)
+            values[node] = _placeholder(node, captured, moving)
         elif node.op == "call_function":
             values[node] = _compressed(_follow(node, values, constraints))
         elif node.op == "get_attr":
@@ -49,14 +51,15 @@ def shape_of(value: Any) -> Any:
     return [shape_of(part) for part in value] if isinstance(value, (list, tuple)) else None
 
 
-def _placeholder(node: fx.Node, captured: Captured) -> Any:
+def _placeholder(node: fx.Node, captured: Captured, moving: Collection[str]) -> Any:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return value
     name = captured.tensors.get(node.name)
-    if name is not None and name not in captured.constants:
+    is_number = not value.is_floating_point()
+    if name is not None and name not in captured.constants and not (is_number and name in moving):
         return TensorRef(name, captured.values[node.name])
-    if name is not None and not captured.values[node.name].is_floating_point():
+    if name in captured.constants and is_number:
         return TensorRef(name, captured.values[node.name])  # numbers to index by
     return constant(value.shape, FIXED if value.numel() > 1 else NONE)
 
@@ -94,6 +97,8 @@ def _is_of_numbers(node: fx.Node, values: dict[fx.Node, Any]) -> bool:
     """Whether a tensor is computed from stored indices alone, and so is one."""
     sources = [values[source] for source in node.all_input_nodes]
     if not sources or not isinstance(node.meta.get("val"), Tensor) or node.meta["val"].is_floating_point():
+        return False
+    if writes(node):  # into the model's own
         return False
     return all(isinstance(value, TensorRef) and not value.value.is_floating_point() for value in sources)
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from recoup.errors import CaptureError
 
 
 def working_copy(model: nn.Module) -> nn.Module:
-    """A copy in eval mode without the caller's hooks; hooks by which torch itself computes weights stay."""
-    return strip_hooks(duplicate(model)).eval()
+    """A copy in eval mode."""
+    return duplicate(model).eval()
 
 
-def light_copy(model: nn.Module) -> nn.Module:
-    """A working copy that shares the model's tensors: for a look at its code, never to be run or written into."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return strip_hooks(duplicate(model, shared)).eval()
+def light_copy(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
+    """A copy in eval mode that shares the model's tensors: for a look at its code, never to be run or written into.
+
+    With `own_buffers` it shares parameters only, and a forward pass that keeps notes has its own to keep them in.
+    """
+    tensors = (*model.parameters(), *(() if own_buffers else model.buffers()))
+    return duplicate(model, {id(tensor): tensor for tensor in tensors}).eval()
 
 
 def duplicate(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
@@ -28,7 +31,7 @@ def duplicate(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Modu
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, about the trees in its graph modules
-            return copy.deepcopy(model, shared)
+            return copy.deepcopy(model, {**_computed(model), **(shared or {})})
     except Exception as error:  # user code may raise anything from __deepcopy__
         raise CaptureError(
             f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}). Recoup works on a copy and "
@@ -36,17 +39,50 @@ def duplicate(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Modu
         ) from error
 
 
+def _computed(model: nn.Module) -> dict[int, Tensor]:
+    """Copies of what was computed from parameters and left in an attribute, which torch refuses to copy itself.
+
+    Weight norm and pruning masks of torch.nn.utils leave the weight they computed there, and compute it anew each time.
+    """
+    held = (value for module in model.modules() for value in vars(module).values())
+    return {id(value): value.detach().clone() for value in held if isinstance(value, Tensor) and not value.is_leaf}
+
+
+def hooked(model: nn.Module) -> list[str]:
+    """Names of the modules with hooks of the caller's that may change what the forward pass returns."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if any(_is_foreign(hook) for hooks in _forward_hooks(module) for hook in hooks.values())
+    ]
+
+
 def strip_hooks(twin: nn.Module) -> nn.Module:
-    """`twin`, a copy of ours, without the hooks that came along from the caller's model."""
+    """`twin`, a copy of ours, without the caller's hooks; hooks by which torch itself computes weights stay."""
     for module in twin.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
-            _drop_foreign(hooks)
+        for hooks in (*_forward_hooks(module), module._backward_hooks, module._backward_pre_hooks):
+            for key in [key for key, hook in hooks.items() if _is_foreign(hook)]:
+                del hooks[key]
     return twin
 
 
-def _drop_foreign(hooks: dict[int, Callable[..., Any]]) -> None:
-    for key in [key for key, hook in hooks.items() if not type(hook).__module__.startswith("torch.nn.utils")]:
-        del hooks[key]
+def untie(twin: nn.Module, names: Iterable[str]) -> nn.Module:
+    """`twin`, a copy of ours, in which the parameters of these names are nobody else's; they share their numbers."""
+    for name in names:
+        owner, _, attribute = name.rpartition(".")
+        module = twin.get_submodule(owner)
+        tied = module._parameters[attribute]
+        assert tied is not None
+        module._parameters[attribute] = nn.Parameter(tied.detach(), requires_grad=tied.requires_grad)
+    return twin
+
+
+def _forward_hooks(module: nn.Module) -> tuple[dict[int, Callable[..., Any]], ...]:
+    return module._forward_hooks, module._forward_pre_hooks
+
+
+def _is_foreign(hook: Callable[..., Any]) -> bool:
+    return not type(hook).__module__.startswith("torch.nn.utils")
 
 
 def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:

@@ -16,6 +16,7 @@ from recoup.errors import CaptureError
 from recoup.graph.capture import Captured
 from recoup.graph.copies import copied
 from recoup.graph.runner import run
+from recoup.graph.usage import read_in_other_roles, weights_of_layers, written_tensors
 from recoup.operators.names import writes
 from recoup.operators.record import operator_of
 
@@ -30,10 +31,15 @@ class Folded:
     names: tuple[str, ...]
 
 
-def fold(captured: Captured) -> Folded:
-    """`captured` with every weight that depends on parameters alone computed and stored as `folded.<node>`."""
+def fold(captured: Captured, *, untie: bool = True) -> Folded:
+    """`captured` with every weight that depends on parameters alone computed and stored as `folded.<node>`.
+
+    With `untie`, so is a layer's weight that something else reads too: a table of embeddings, the same transposed.
+    """
     constant = _constant_nodes(captured)
-    wanted = list(dict.fromkeys(source for _, source in _computed_places(captured.graph, constant)))
+    places = _computed_places(captured.graph, constant)
+    shared = _shared_places(captured) if untie else []
+    wanted = list(dict.fromkeys(source for _, source in (*places, *shared)))
     if not wanted:
         return Folded(captured, ())
     graph, twins = copied(captured.graph)
@@ -46,7 +52,10 @@ def fold(captured: Captured) -> Folded:
             place = graph.placeholder(f"{FOLDED}{source.name}".replace(".", "_"))
         place.meta["val"] = source.meta["val"]
         tensors[place.name], held[place.name] = FOLDED + source.name, torch.nn.Parameter(values[source])
-        twins[source].replace_all_uses_with(place, delete_user_cb=lambda user: user not in computed)
+        layers = {twins[node] for node, weight in shared if weight is source}
+        for user in list(twins[source].users):
+            if user in layers or (not layers and user not in computed):
+                user.replace_input_with(twins[source], place)
     graph.eliminate_dead_code(
         is_impure_node=lambda node: node.op in ("placeholder", "output") or _stays(node, computed)
     )
@@ -70,12 +79,19 @@ def _computed_places(graph: fx.Graph, constant: set[fx.Node]) -> list[tuple[fx.N
     return found
 
 
+def _shared_places(captured: Captured) -> list[tuple[fx.Node, fx.Node]]:
+    """Layers, and the stored weights they have in common with something that is none of its kind."""
+    names = read_in_other_roles(captured)
+    return [(node, weight) for node, weight in weights_of_layers(captured) if captured.tensors[weight.name] in names]
+
+
 def _constant_nodes(captured: Captured) -> set[fx.Node]:
     """Nodes that depend on no input of the model."""
     constant: set[fx.Node] = set()
+    moving = written_tensors(captured)
     for node in captured.graph.nodes:
         if node.op == "placeholder":
-            if node.name in captured.tensors:
+            if node.name in captured.tensors and captured.tensors[node.name] not in moving:
                 constant.add(node)
         elif node.op == "call_function" and _is_constant(node, constant):
             constant.add(node)

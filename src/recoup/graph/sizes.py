@@ -81,7 +81,7 @@ def sizes_of(model: nn.Module, sample: Inputs, captured: Captured, *, any_size: 
 
 def follow_sizes(graph: fx.Graph, numbers: Numbers) -> None:
     """Make every number that follows the inputs do so, in place; nodes know their `origin` in the captured graph."""
-    inputs = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    inputs: dict[str, fx.Node] = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     leaves: dict[Tree, fx.Node] = {}
     first = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
 
@@ -203,7 +203,9 @@ class _Symbolic:
         environment = next(
             (t.fake_mode.shape_env for _, n in self.inputs if hasattr(t := n.meta["val"], "fake_mode")), None
         )
-        for guard in environment.guards if environment is not None else ():
+        if environment is None:
+            return
+        for guard in environment.guards:
             if _is_own_question(guard):
                 continue
             try:

@@ -107,8 +107,9 @@ def is_labelled_pair(batch: Any, model: nn.Module) -> bool:
 
 def required_inputs(model: nn.Module) -> int:
     """How many positional inputs the model's `forward` cannot do without."""
-    if hasattr(model, "input_names"):  # a standalone model knows what it was captured with
-        return len(model.input_names)
+    names: Any = getattr(model, "input_names", None)
+    if names is not None:  # a standalone model knows what it was captured with
+        return len(names)
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):

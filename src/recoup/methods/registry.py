@@ -126,6 +126,7 @@ def runnable(method: Method, traced: Traced, goal: Goal) -> Method:
         return method
     try:
         traced.standalone.host  # noqa: B018  # made here, to know that it can be
+        _require_stateless(traced)
     except CaptureError as error:
         if goal.budget is not None and goal.budget.of == "latency":
             raise UsageError(
@@ -150,6 +151,14 @@ def runnable(method: Method, traced: Traced, goal: Goal) -> Method:
             seed=method.seed,
         )
     return method
+
+
+def _require_stateless(traced: Traced) -> None:
+    if traced.state:
+        raise CaptureError(
+            f"its forward pass writes into {', '.join(traced.state[:3])}, so what it computes depends on what it ran "
+            "before."
+        )
 
 
 def require_served(method: Method, traced: Traced, split: Split) -> None:

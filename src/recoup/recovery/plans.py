@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,8 +22,10 @@ def assemble(
     slices = (*structure.slices(keep), *_slices_of_new_biases(structure, weights, keep))
     touched = {*weights, *(piece.tensor for piece in slices)}
     shapes = {name: structure.shapes[name] for name in sorted(touched) if name in structure.shapes}
-    graph = calibration.traced.graph(keep, frozenset(weights))
-    return Plan(structure.masks(keep), slices, weights, shapes, recovery, graph)
+    traced = calibration.traced
+    plan = Plan(structure.masks(keep), slices, weights, shapes, recovery, traced.graph(keep, frozenset(weights)))
+    given = traced.standalone.given
+    return replace(plan, untied=given.untied, idle=traced.idle, keeps_hooks=given.keeps_hooks)
 
 
 def _slices_of_new_biases(structure: Structure, weights: Mapping[str, Tensor], keep: Tensor) -> list[Slice]:

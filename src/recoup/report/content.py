@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recoup.allocation.goal import Allocation, Trial
 from recoup.allocation.latency import Latency
 from recoup.channels.cost import Cost, cost
-from recoup.channels.groups import Group, Structure
+from recoup.channels.groups import Group, Structure, named_tensors
 from recoup.config import Method
 from recoup.judge.acceptance import Acceptance, judged
 from recoup.plan import Recovery
@@ -179,7 +179,7 @@ def make_report(
     after = Cost(cost(structure, model, allocation.keep).macs, sum(p.numel() for p in smaller.parameters()))
     return Report(
         network=type(model).__name__,
-        before=cost(structure, model),
+        before=_before(calibration),
         after=after,
         groups=group_rows(structure, allocation.keep),
         recovery=recovered.plan.recovery,
@@ -192,6 +192,13 @@ def make_report(
         held_out=recovered.errors,
         latency=allocation.latency,
     )
+
+
+def _before(calibration: Calibration) -> Cost:
+    """The cost of the caller's model, in which weights that were untied are counted once."""
+    whole, tensors = cost(calibration.structure, calibration.model), named_tensors(calibration.model)
+    shared = sum(tensors[name].numel() for name in calibration.traced.standalone.given.untied)
+    return Cost(whole.macs, whole.parameters - shared)
 
 
 def score_of(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
 from recoup.channels.groups import Structure, named_tensors
-from recoup.errors import ArtefactError
-from recoup.graph.copies import duplicate, light_copy, strip_hooks
+from recoup.errors import ArtefactError, InputError
+from recoup.graph.copies import duplicate, light_copy, strip_hooks, untie
 from recoup.graph.standalone import standalone
 from recoup.operators.record import refresh_of
 from recoup.plan import GraphPlan, Plan, Slice
@@ -35,7 +36,16 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
         return standalone(plan.graph, named_tensors(smaller)).train(model.training)
     for name in {piece.tensor.rpartition(".")[0] for piece in plan.slices}:
         _refresh_attributes(smaller.get_submodule(name))
+    for name in plan.idle if plan.slices else ():
+        smaller.get_submodule(name).register_forward_pre_hook(functools.partial(_refuse_to_run, name))
     return smaller
+
+
+def _refuse_to_run(name: str, *_: Any) -> None:
+    raise InputError(
+        f"{name} does not run in eval mode, so it was not seen when the model was pruned and still expects the old "
+        "number of channels. Train without it: switch it off, or exclude= what it reads when pruning."
+    )
 
 
 def hollow(model: nn.Module, slices: tuple[Slice, ...]) -> nn.Module:
@@ -58,7 +68,9 @@ def masked(model: nn.Module, plan: Plan) -> nn.Module:
         assert plan.graph.host is not None
         model = plan.graph.host
     _check_shapes(model, plan)
-    twin = strip_hooks(duplicate(model))
+    twin = duplicate(model) if plan.keeps_hooks else strip_hooks(duplicate(model))
+    if plan.graph is None:
+        untie(twin, plan.untied)
     places = _places(twin)
     for name, value in plan.weights.items():
         old = _get(twin, name)

@@ -27,6 +27,7 @@ from recoup.graph.folding import fold
 from recoup.graph.modes import without_collection
 from recoup.graph.sizes import Sizes, sizes_of
 from recoup.graph.standalone import Standalone, standalone
+from recoup.graph.usage import idle_modules, written_tensors
 from recoup.graph.writing import graph_plan
 from recoup.inputs.batches import Inputs, device_of, inputs_of
 from recoup.plan import GraphPlan, Plan
@@ -34,23 +35,30 @@ from recoup.surgery.apply import bare_plan
 from recoup.surgery.resize import resize
 from recoup.surgery.verify import follows
 from recoup.tracing.class_support import lock_what_breaks, why_class_fails
+from recoup.tracing.preparation import Prepared, prepared
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
     """What it takes to write the graph of a standalone result: the captured one and the layouts of its values.
 
-    `original` is the graph as captured from `model` for `sample`; `added` names biases that it did not have. `reason`
-    says why the model's own class would not do, and is None where it does: the form then only serves to be looked into.
+    `given` is the copy that is worked on, `original` the graph as captured from it for `sample`; `added` names biases
+    that it did not have. `reason` says why the model's own class would not do, and is None where it does: the form then
+    only serves to be looked into.
     """
 
-    model: nn.Module
+    given: Prepared
     sample: Inputs
     original: Captured
     captured: Captured
     layouts: Mapping[str, Any]
     added: frozenset[str]
     reason: str | None
+
+    @property
+    def model(self) -> nn.Module:
+        """The caller's model, as a copy to work on."""
+        return self.given.model
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -108,6 +116,16 @@ class Traced:
         return None if self.standalone.reason is None else self.standalone
 
     @property
+    def idle(self) -> tuple[str, ...]:
+        """Modules of the model's class that hold parameters, none of which the captured graph reads."""
+        return () if self.form is not None else idle_modules(self.standalone.model, self.standalone.original)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Names of the parameters and buffers that the model writes into as it runs."""
+        return written_tensors(self.standalone.original)
+
+    @property
     def host(self) -> nn.Module:
         """The module to work on: the model itself, or its standalone form."""
         return self.standalone.model if self.form is None else self.form.host
@@ -124,11 +142,13 @@ def trace(
     keep_class: bool = False,
     only: Iterable[str] = (),
     exclude: Iterable[str] = (),
+    untie: bool = True,
 ) -> Traced:
     """The structure of `model`: its groups of channels, what is locked and why; `example` is one batch of inputs.
 
     With `keep_class`, what the model's own class cannot hold at another size is locked too. So are groups that `only`
-    does not name or `exclude` does: by the name of a group or of a module, with wildcards.
+    does not name or `exclude` does: by the name of a group or of a module, with wildcards. A layer whose weight is a
+    table of embeddings too gets one of its own; without `untie` what it reads is locked.
 
     Raises:
         CaptureError: `torch.export` cannot capture the model.
@@ -136,7 +156,8 @@ def trace(
     """
     inputs = inputs_of(example, model).first(1).to(device_of(model))
     with without_collection():
-        return _trace(model, inputs, Choice.of(only, exclude), keep_class=keep_class)
+        given = prepared(model, inputs, may_untie=untie)
+        return _trace(given, inputs, Choice.of(only, exclude), keep_class=keep_class, may_untie=untie)
 
 
 def plain_cut(traced: Traced, keep: Tensor) -> Plan:
@@ -144,7 +165,8 @@ def plain_cut(traced: Traced, keep: Tensor) -> Plan:
     return bare_plan(traced.structure, named_tensors(traced.host), keep, traced.graph(keep))
 
 
-def _trace(model: nn.Module, sample: Inputs, choice: Choice, *, keep_class: bool) -> Traced:
+def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool, may_untie: bool) -> Traced:
+    model = given.model
     original = capture(model, sample)
     if keep_class:
         captured, added = with_biases(original)
@@ -154,8 +176,8 @@ def _trace(model: nn.Module, sample: Inputs, choice: Choice, *, keep_class: bool
         ways = layouts(propagated.labels, numbering, structure)
         own = lock_what_breaks(model, without(structure, added), sample, original, ways)
         ways = layouts(propagated.labels, numbering, own)
-        return _traced(own, Form(model, sample, original, captured, ways, added, None))
-    folded = fold(original)
+        return _traced(own, Form(given, sample, original, captured, ways, added, None))
+    folded = fold(original, untie=may_untie)
     captured, added = with_biases(folded.captured)
     propagated = propagate(captured)
     structure, numbering = resolve(propagated, model, captured)
@@ -163,7 +185,7 @@ def _trace(model: nn.Module, sample: Inputs, choice: Choice, *, keep_class: bool
     ways = layouts(propagated.labels, numbering, structure)
     own = without(structure, added)
     reason = why_class_fails(model, sample, original, own, ways, folded.names)
-    form = Form(model, sample, original, captured, ways, added, reason)
+    form = Form(given, sample, original, captured, ways, added, reason)
     return _traced(own if reason is None else with_every_bias(structure), form)
 
 

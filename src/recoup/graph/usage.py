@@ -1,0 +1,64 @@
+"""What a captured graph does with the model's tensors: which it reads in which role, writes into, leaves alone."""
+
+from __future__ import annotations
+
+from torch import fx, nn
+
+from recoup.graph.capture import Captured
+from recoup.operators.names import writes
+from recoup.operators.record import operator_of
+
+
+def idle_modules(model: nn.Module, captured: Captured) -> tuple[str, ...]:
+    """Names of the outermost modules that hold parameters, none of which the graph reads."""
+    read = {captured.tensors[n.name] for n in captured.graph.nodes if n.users and n.name in captured.tensors}
+    # A tied parameter is read under one of its names.
+    used = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in read}
+    found: list[str] = []
+    for name, module in model.named_modules():
+        own = list(module.parameters())
+        if name and own and not any(id(p) in used for p in own) and not any(name.startswith(f"{f}.") for f in found):
+            found.append(name)
+    return tuple(found)
+
+
+def written_tensors(captured: Captured) -> tuple[str, ...]:
+    """Names of the parameters and buffers that the graph writes into, through whatever views."""
+    roots = (_root(node) for node in captured.graph.nodes if node.op == "call_function" and writes(node))
+    names = (captured.tensors.get(root.name) for root in roots)
+    return tuple(dict.fromkeys(name for name in names if name is not None and name not in captured.constants))
+
+
+def weights_of_layers(captured: Captured) -> list[tuple[fx.Node, fx.Node]]:
+    """Calls of layers, each with the place of the stored weight that it multiplies by."""
+    found = []
+    for node in captured.graph.nodes:
+        layer = operator_of(node.target).layer if node.op == "call_function" else None
+        weight = layer.argument(node, "weight") if layer is not None else None
+        if isinstance(weight, fx.Node) and weight.name in captured.tensors:
+            found.append((node, weight))
+    return found
+
+
+def read_in_other_roles(captured: Captured) -> frozenset[str]:
+    """Names of the weights of layers that are read in some other role too: by no layer, or transposed."""
+    calls = weights_of_layers(captured)
+    roles = {(weight, operator_of(node.target).layer.transposed) for node, weight in calls}  # type: ignore[union-attr]  # layers
+    plain = {weight for weight, transposed in roles if not transposed}
+    double = {weight for weight, transposed in roles if transposed and weight in plain}
+    for node, weight in calls:
+        others = [user for user in weight.users if (user, weight) not in calls]
+        if others or [*node.args, *node.kwargs.values()].count(weight) > 1:
+            double.add(weight)
+    return frozenset(captured.tensors[weight.name] for weight in double)
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """The value whose memory a node writes into, or returns a view of."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
+        schema = getattr(node.target, "_schema", None)
+        is_view = schema is not None and any(result.alias_info is not None for result in schema.returns)
+        if not (is_view or writes(node) or operator_of(node.target).returns_input):
+            break
+        node = node.args[0]
+    return node

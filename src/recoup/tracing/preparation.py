@@ -1,0 +1,72 @@
+"""The copy of the caller's model that all work is done on: what of it is shared, and what is different."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from recoup.errors import warn
+from recoup.graph.copies import hooked, light_copy, strip_hooks, untie, working_copy
+from recoup.inputs.batches import Inputs
+from recoup.surgery.comparison import leaves_in
+
+_LAYERS = (nn.Linear, _ConvNd)
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A copy that shares the caller's parameters and has buffers of its own.
+
+    It has the caller's hooks only if they change what it returns (`keeps_hooks`). Weights in `untied` are a table and
+    a layer at once in the caller's model, and the layer's own here, as no weight could be right for both.
+    """
+
+    model: nn.Module
+    untied: tuple[str, ...]
+    keeps_hooks: bool
+
+
+def prepared(model: nn.Module, sample: Inputs, *, may_untie: bool) -> Prepared:
+    """The copy to work on; the model itself is not touched."""
+    twin = light_copy(model, own_buffers=True)
+    twin.train(model.training)
+    for mine, theirs in zip(twin.modules(), model.modules(), strict=True):
+        mine.training = theirs.training
+    keeps_hooks = bool(hooked(twin)) and _hooks_matter(twin, sample)
+    if keeps_hooks:
+        warn(
+            f"the hooks of {', '.join(name or 'the model' for name in hooked(twin)[:5])} change what the model "
+            "returns, so they are kept and taken for a part of it. Remove them before pruning if they are not."
+        )
+    else:
+        strip_hooks(twin)
+    names = _double_roles(twin) if may_untie else ()
+    return Prepared(untie(twin, names), names, keeps_hooks)
+
+
+def _hooks_matter(twin: nn.Module, sample: Inputs) -> bool:
+    """Whether the model returns something else without its hooks."""
+    try:
+        with torch.no_grad():
+            hooked_up = leaves_in(sample.copy().call(working_copy(twin)))
+            bare = leaves_in(sample.copy().call(strip_hooks(working_copy(twin))))
+    except Exception:  # user code; whether the model runs at all is found out, and told, by the capture
+        return True
+    return len(hooked_up) != len(bare) or not all(_same(a, b) for a, b in zip(hooked_up, bare, strict=True))
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.allclose(a, b, equal_nan=True)
+    return type(a) is type(b) and bool(a == b)
+
+
+def _double_roles(model: nn.Module) -> tuple[str, ...]:
+    """Names of the layers' weights that are tables of embeddings too."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, _TABLES)}
+    layers = ((name, module) for name, module in model.named_modules() if isinstance(module, _LAYERS))
+    return tuple(f"{name}.weight" for name, module in layers if id(module._parameters.get("weight")) in tables)
