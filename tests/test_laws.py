@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from torch import nn
 
 import recoup
+from recoup.algebra.ridge import on_new_rows
 from recoup.inputs.batches import inputs_of
 from recoup.surgery.verify import outputs
 from tests.oracles import least_squares, records_of, unfolded
@@ -208,7 +209,8 @@ def test_closed_form_is_least_squares_on_the_raw_activations(name, layer):
     fitted = rows @ plan.weights[consumer.weight].flatten(1).T + plan.weights[consumer.biases[0]]
     torch.testing.assert_close(fitted, rows[:, kept] @ slope + intercept, rtol=1e-7, atol=1e-7)
     measured = (targets - fitted).square().mean(0).sum() / targets.var(dim=0, correction=0).sum()
-    assert plan.recovery[layer].residual == pytest.approx(float(measured), rel=1e-6, abs=1e-9)
+    expected = on_new_rows(float(measured), len(rows), int(kept.sum()))
+    assert plan.recovery[layer].residual == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 @names

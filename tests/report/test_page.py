@@ -98,6 +98,12 @@ def test_says_everything_that_matters():
     assert "selector" in text and "forward" in text and "None" in text
 
 
+def test_a_residual_that_is_not_known_is_called_that():
+    text = Page(render_page(report(recovery={"conv2": Recovery(None, 0.1, 1.0, 99, 9)}))).text
+    assert "not known" in text
+    assert "not known" not in Page(render_page(report())).text
+
+
 def test_tells_the_time_where_it_was_asked_for():
     text = Page(render_page(report(latency=Latency(0.0204, 0.0117, 0.6)))).text
     for expected in ("Time of a batch", f"{MINUS}42.6%", "20.4 ms → 11.7 ms", "at most 60.0% asked for"):

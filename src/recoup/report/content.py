@@ -128,8 +128,8 @@ class Report:
         name, worst = max(poor.items(), key=lambda item: item[1].inputs - item[1].rows)
         return (
             f"{len(poor)} of {len(self.recovery)} refitted layers saw fewer samples than they have inputs ({name}: "
-            f"{worst.rows} for {worst.inputs}), so they fit the calibration images better than new ones and their "
-            "residuals say little. Calibrate on more images.",
+            f"{worst.rows} for {worst.inputs}, where positions that do not count are left out), so they fit the "
+            "calibration images better than new ones. Calibrate on more images.",
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -126,7 +126,8 @@ def _with_priors(
     method: Method,
 ) -> dict[str, Statistics]:
     """Statistics of layers that read a flattened map of which too few images were seen, shrunk as held-out ones say."""
-    few = [r for r in recorders if r.positions_read > 1 and statistics[r.name].moments.rows < ENOUGH_ROWS * r.inputs]
+    seen_enough = {r.name: statistics[r.name].moments.effective >= ENOUGH_ROWS * r.inputs for r in recorders}
+    few = [r for r in recorders if r.positions_read > 1 and not seen_enough[r.name]]
     if not few or not split.held:
         return {}
     poor = [recorder.again() for recorder in few]
