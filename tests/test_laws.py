@@ -280,15 +280,17 @@ def test_a_network_that_writes_into_its_images_is_judged_on_what_it_was_given():
 
 @pytest.mark.parametrize("block", ["a", "b"])
 @pytest.mark.parametrize("method", ["paper", "fast", "best"])
-def test_a_block_that_is_dead_inside_goes_down_to_one_channel(method, block):
+def test_a_block_that_is_dead_inside_is_cut_first(method, block):
     """Whatever it reads, the second layer of the block has seen nothing but zeros."""
     model = ZOO["residual"].build(6)
     norm = model.get_submodule(block)[0][1]
     nn.init.zeros_(norm.weight)
     nn.init.constant_(norm.bias, -1.0)
-    images = ZOO["residual"].batch(60)
+    images = ZOO["residual"].batch(130)
     result = recoup.prune(model, [images], budget=recoup.Budget(macs=0.6), method=method)
-    assert {group.name: group.after for group in result.report.groups}[f"{block}.0.0"] == 1
+    row = next(group for group in result.report.groups if group.name == f"{block}.0.0")
+    assert row.after <= (3 if method != "paper" else 0.75 * row.before)  # the paper cuts all groups alike
+    assert result.report.constant[row.name].gone == row.before - row.after
     assert result.report.proof.difference <= result.report.proof.allowed
     assert all(p.isfinite().all() for p in result.model.parameters())
 
