@@ -34,8 +34,9 @@ class Outcome:
     """What became of a case; numbers that are not there are None, and `note` says why.
 
     removed: share of the MACs. top1, drops and bound: in points; `top1` on test images, or validation images where
-    there are no others, and so `kl`, in nats. output_error: on held-out images. seconds: of making it, by stage in
-    `stages`. Choices go by `validation_drop`, `validation_kl` and `output_error`; rows of older files lack the second.
+    there are no others, and so `kl`, in nats. noise: the standard error of `test_drop`. output_error: on held-out
+    images. seconds: of making it, by stage in `stages`. Choices go by `validation_drop`, `validation_kl` and
+    `output_error`; rows of older files lack the second and the noise.
     """
 
     removed: float | None = None
@@ -46,6 +47,7 @@ class Outcome:
     validation_kl: float | None = None
     output_error: float | None = None
     bound: float | None = None
+    noise: float | None = None
     seconds: float | None = None
     stages: Mapping[str, float] = field(default_factory=dict)
     device: str = ""

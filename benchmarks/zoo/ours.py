@@ -113,7 +113,7 @@ def _widths(model: nn.Module, structure: Structure) -> Widths:
     """Every group ranked by the norm of its filters."""
     norms = _filter_norms(model, structure)
     rankings = {group.name: _ranking(norms, group) for group in structure.prunable}
-    return Widths(structure, rankings, torch.zeros(structure.width, dtype=torch.bool))
+    return Widths(structure, rankings)
 
 
 def _prune(model: nn.Module, traced: Traced, keep: Tensor, row: OurRow) -> tuple[nn.Module | None, OurRow]:

@@ -27,12 +27,13 @@ class Slice:
 class Recovery:
     """How well one layer was refitted.
 
-    `residual`: expected squared error of its output relative to the output's variance; `ridge`: the absolute amount
-    added to the covariance; `condition`: a lower bound on the condition number of the system that was solved;
-    `inputs`: how many inputs the output was regressed on, and `rows` from how many samples of them.
+    `residual`: squared error of its output, relative to the output's variance, to expect on samples that were not
+    fitted to, None where there were too few to tell; `ridge`: the absolute amount added to the covariance; `condition`:
+    a lower bound on the condition number of the system that was solved; `inputs`: how many inputs the output was
+    regressed on, and `rows` from how many samples of them, of equal weight: those that do not count are not counted.
     """
 
-    residual: float
+    residual: float | None
     ridge: float
     condition: float
     inputs: int
@@ -40,7 +41,7 @@ class Recovery:
 
     @property
     def is_underdetermined(self) -> bool:
-        """Whether the fit had fewer samples than unknowns: its residual then says nothing about new images."""
+        """Whether the fit had fewer samples than unknowns: it then says nothing about new images."""
         return self.rows < self.inputs
 
 

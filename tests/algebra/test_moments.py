@@ -94,3 +94,20 @@ def test_sensitivity_accepts_half_precision_and_leaves_gradients_alone():
         assert sensitivity(y, torch.relu).dtype == torch.float32
         assert not torch.is_grad_enabled()
     assert not y.requires_grad
+
+
+@given(seed=st.integers(0, 999), parts=st.integers(1, 9), zeros=st.integers(0, 50))
+@settings(max_examples=30, deadline=None)
+def test_as_many_rows_count_as_their_weights_say(seed, parts, zeros):
+    torch.manual_seed(seed)
+    rows, weights = torch.randn(50, 3), torch.rand(50).double()
+    weights[:zeros] = 0.0
+    found = summed(rows, weights, parts)
+    expected = float(weights.sum() ** 2 / weights.square().sum()) if zeros < 50 else 0.0
+    assert abs(found.effective - expected) < 1e-9
+    assert abs(merge(found, summed(rows)).squares - float(weights.square().sum()) - 50) < 1e-9
+    assert found.rows == 50 and found.effective <= 50 - zeros + 1e-9
+
+
+def test_rows_without_weights_all_count():
+    assert summed(torch.randn(37, 2), parts=5).effective == 37

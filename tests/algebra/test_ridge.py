@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 
 from recoup.algebra.moments import Accumulator
-from recoup.algebra.ridge import Fitted, Joint, compensate, rescale_variance, shrunk
+from recoup.algebra.ridge import Fitted, Joint, compensate, on_new_rows, rescale_variance, shrunk
 from recoup.errors import IllConditionedError
 from tests.oracles import least_squares, weighted_moments
 
@@ -51,6 +51,17 @@ def test_predicted_residual_is_the_measured_one(case, ridge):
     error = X @ (W - rescaled.weight)
     torch.testing.assert_close(rescaled.residual, error.var(dim=0, correction=0), rtol=1e-5, atol=1e-8)
     torch.testing.assert_close((X @ rescaled.weight).var(dim=0, correction=0), fitted.variance, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [40, 12.5, 10])
+def test_a_fit_to_few_rows_is_known_to_do_worse_on_others(rows):
+    """Seven inputs and a mean take eight of the rows."""
+    assert on_new_rows(0.1, rows, 7) == pytest.approx(0.1 * rows / (rows - 8) * (rows - 1) / (rows - 9))
+
+
+@pytest.mark.parametrize("rows", [0, 3, 7, 9])
+def test_a_fit_to_no_more_rows_than_inputs_tells_nothing_of_others(rows):
+    assert on_new_rows(4e-16, rows, 7) is None
 
 
 def test_keeping_everything_changes_nothing_at_any_ridge():

@@ -100,24 +100,34 @@ def test_a_block_is_searched_as_one():
     assert [int(found.keep[seen.structure.group(n).channels].sum()) for n in ("a", "b")] == [1, 1]
 
 
-def test_dead_channels_go_first_and_only_if_that_is_free():
+def with_a_constant_channel(samples):
     entry = ZOO["plain"]
     model = entry.build(8)
     model[0][0][1].bias.data[2] = -100.0  # never passes the activation
-    seen = calibration(recoup.trace(model, entry.batch()), [entry.batch()], recoup.Paper())
+    return calibration(recoup.trace(model, entry.batch()), [entry.batch(samples)], recoup.Paper())
+
+
+def test_constant_channels_go_first_and_only_if_that_is_free():
+    seen = with_a_constant_channel(100)
     found = search_of(seen, lambda m: 90.0 if channels(m)[0] >= 7 else 0.0)
     assert not found.keep[2]
     assert int(found.keep[:8].sum()) == 7
-    assert found.trials[0].groups == ("dead channels",)
+    assert found.trials[0].groups == ("constant channels",)
     refused = search_of(seen, lambda m: 90.0 if channels(m)[0] == 8 else 0.0)
+    assert refused.trials[0].groups == ("constant channels",)
     assert bool(refused.keep.all())
 
 
-def test_dead_channels_are_removed_exactly():
+def test_what_was_constant_on_few_samples_is_not_proposed_to_go_by_itself():
+    found = search_of(with_a_constant_channel(40), lambda m: 90.0 if channels(m)[0] == 8 else 0.0)
+    assert {trial.groups for trial in found.trials} == {("0.0.0",)}
+
+
+def test_constant_channels_are_removed_exactly():
     entry = ZOO["flattened"]
     model = entry.build(8)
     model[0].bias.data[3] = -100.0
-    result = recoup.prune(model, [entry.batch()], budget=recoup.Budget(width=1.0))
+    result = recoup.prune(model, [entry.batch()], budget=recoup.Budget(width=0.875))
     assert result.model[0].out_channels == 7
     with torch.no_grad():
         torch.testing.assert_close(result.model(entry.batch()), model(entry.batch()), rtol=1e-9, atol=1e-9)

@@ -27,10 +27,11 @@ def prepared(name, width=12, **fields):
     return prepared_of(ZOO[name].build(width), name, recoup.Fast(**fields))
 
 
-def prepared_of(model, name, method):
-    """A model of the zoo with its statistics, and other images to judge by."""
+def prepared_of(model, name, method, samples=60, *, constant=False):
+    """A model of the zoo with its statistics, on images or on flat grey, and other images to judge by."""
     entry = ZOO[name]
-    data = recoup.split(model, [entry.batch(60)], held_out=False)
+    images = entry.batch(samples)
+    data = recoup.split(model, [torch.zeros_like(images) if constant else images], held_out=False)
     seen = recoup.calibrate(recoup.trace(model, entry.batch(2)), data, method)
     batch = entry.batch(40, seed=2)
     reference = Reference(seen.traced.standalone.host, [Inputs(batch if isinstance(batch, tuple) else (batch,), {})])
@@ -120,16 +121,48 @@ def test_widths_are_multiples_and_the_budget_is_still_met():
         assert cost(seen.structure, model, keep).macs <= share * whole.macs
 
 
-def with_a_dead_channel():
+def with_constant_channels(*channels, samples=100):
+    """The plain network, of which these channels of the first group never pass the activation."""
     model = ZOO["plain"].build(8)
-    model[0][0][1].bias.data[2] = -100.0  # never passes the activation
-    return prepared_of(model, "plain", recoup.Fast())
+    model[0][0][1].bias.data[list(channels)] = -100.0
+    _, seen, reference = prepared_of(model, "plain", recoup.Fast(), samples)
+    return seen, reference
 
 
-def test_dead_channels_go_whatever_the_share():
-    _, seen, reference = with_a_dead_channel()
-    keep = allocator_for(seen, reference).keep(1.0)
-    assert keep.nonzero().squeeze(1).tolist() == [n for n in range(len(keep)) if n != 2]
+def test_constant_channels_stay_when_all_of_the_budget_is_there_and_go_first_otherwise():
+    allocator = allocator_for(*with_constant_channels(2))
+    assert bool(allocator.keep(1.0).all())
+    assert allocator.keep(0.999).logical_not().nonzero().squeeze(1).tolist() == [2]
+
+
+def test_on_the_way_to_a_tolerance_constant_channels_go_whatever_the_share():
+    whole = allocator_for(*with_constant_channels(2, 5))
+    allocator = replace(whole, widths=whole.widths.without_constants())
+    assert allocator.keep(1.0).logical_not().nonzero().squeeze(1).tolist() == [2, 5]
+
+
+@pytest.mark.parametrize("samples", [100, 10])
+def test_a_group_is_not_cut_further_than_the_rest_for_what_few_samples_say(samples):
+    """Seven of the eight were constant: that they go costs nothing that was measured."""
+    seen, reference = with_constant_channels(*range(1, 8), samples=samples)
+    keep = allocator_for(seen, reference).keep(0.5)
+    left = int(keep[seen.structure.prunable[0].channels].sum())
+    assert left >= 4 if samples == 10 else left < 4
+
+
+def test_a_budget_that_is_out_of_reach_otherwise_is_met_with_what_few_samples_say():
+    seen, reference = with_constant_channels(*range(1, 8), samples=10)
+    allocator = allocator_for(seen, reference)
+    keep = keep_within(allocator, Budget(macs=allocator.least + 1e-9))
+    assert int(keep[seen.structure.prunable[0].channels].sum()) == 1
+
+
+def test_where_nothing_varied_all_groups_lose_alike():
+    model = ZOO["plain"].build(8)
+    _, seen, reference = prepared_of(model, "plain", recoup.Fast(), 30, constant=True)
+    keep = allocator_for(seen, reference).keep(0.4)
+    shares = [float(keep[group.channels].double().mean()) for group in seen.structure.prunable]
+    assert all(0.4 < share < 0.8 for share in shares)
 
 
 def test_a_budget_that_locked_channels_exceed_is_refused():
@@ -208,11 +241,15 @@ def test_a_budget_below_the_widths_by_hand_is_refused():
         keep_within(allocation, Budget(macs=0.5))
 
 
-def test_dead_channels_do_not_lower_a_width_by_hand():
-    """All eight are asked for, one of them dead; the same group without a width by hand loses it."""
-    _, seen, reference = with_a_dead_channel()
+def test_constant_channels_do_not_lower_a_width_by_hand():
+    """All eight are asked for, one of them constant; the same group without a width by hand may lose it."""
+    seen, reference = with_constant_channels(2)
     first, second = seen.structure.prunable
-    keep = allocator_for(seen, reference, limits=Limits({first.name: 8})).keep(1.0)
-    assert int(keep[first.channels].sum()) == 8
-    keep = allocator_for(seen, reference, limits=Limits({second.name: 4})).keep(1.0)
-    assert [int(keep[group.channels].sum()) for group in (first, second)] == [7, 4]
+
+    def widths_with(limits):
+        whole = allocator_for(seen, reference, limits=limits)
+        keep = replace(whole, widths=whole.widths.without_constants()).keep(1.0)
+        return [int(keep[group.channels].sum()) for group in (first, second)]
+
+    assert widths_with(Limits({first.name: 8}))[0] == 8
+    assert widths_with(Limits({second.name: 4})) == [7, 4]

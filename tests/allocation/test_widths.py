@@ -11,6 +11,8 @@ import recoup
 from recoup.allocation.widths import Widths, widths_for
 from recoup.config import Limits
 from recoup.errors import UsageError
+from recoup.statistics.calibrate import ENOUGH_SAMPLES
+from recoup.statistics.constant import Constants
 from tests.test_laws import calibrated, calibration
 from tests.zoo import ZOO
 
@@ -22,11 +24,12 @@ def widths_of(name, width=12, limits=None, **fields):
     return widths_for(dataclasses.replace(seen, method=recoup.Paper(**fields)), recoup.rank(seen), limits)
 
 
-def with_dead(widths, *channels):
-    """The same where these channels are dead."""
-    dead = torch.zeros_like(widths.dead)
-    dead[list(channels)] = True
-    return dataclasses.replace(widths, dead=dead)
+def with_constant(widths, *channels, samples=ENOUGH_SAMPLES):
+    """The same where these channels were constant on so many samples."""
+    mask = torch.zeros(widths.structure.width, dtype=torch.bool)
+    mask[list(channels)] = True
+    constants = Constants(mask, {group.name: samples for group in widths.structure.prunable})
+    return dataclasses.replace(widths, constants=constants)
 
 
 def counts(widths, keep):
@@ -85,58 +88,79 @@ def test_a_search_starts_with_all_channels_but_for_the_widths_by_hand():
     assert counts(widths, widths.start()) == {PLAIN: 12, OTHER: 6}
 
 
-def test_a_search_may_start_without_dead_channels_but_not_below_a_width_by_hand():
+def test_a_search_may_start_without_constant_channels_but_not_below_a_width_by_hand():
     order = widths_of("plain").order(widths_of("plain").structure.group(OTHER))
-    dead = (1, 4, int(order[0]), int(order[1]))
-    widths = with_dead(widths_of("plain", limits=Limits({OTHER: 6})), *dead)
+    constant = (1, 4, int(order[0]), int(order[1]))
+    widths = with_constant(widths_of("plain", limits=Limits({OTHER: 6})), *constant)
     assert counts(widths, widths.start()) == {PLAIN: 12, OTHER: 6}
-    live = widths.start(without_dead=True)
+    live = widths.without_constants().start()
     assert counts(widths, live) == {PLAIN: 10, OTHER: 6}
     assert not bool(live[[1, 4]].any())
 
 
-def test_dead_channels_do_not_lower_a_width_by_hand():
-    """The best two are dead: they stay all the same, since so many were asked for."""
+@pytest.mark.parametrize(("samples", "left"), [(0, 12), (1, 12), (24, 12), (25, 11), (99, 9), (100, 8)])
+def test_a_search_starts_without_as_many_constant_channels_as_samples_vouch_for(samples, left):
+    widths = with_constant(widths_of("plain"), 1, 4, 5, 8, samples=samples).without_constants()
+    keep = widths.start()
+    assert counts(widths, keep) == {PLAIN: left, OTHER: 14}
+    assert set((~keep).nonzero().flatten().tolist()) <= {1, 4, 5, 8}
+
+
+@pytest.mark.parametrize("samples", [0, 10, 100])
+def test_constant_channels_stay_when_all_channels_are_asked_for(samples):
+    widths = with_constant(widths_of("plain"), *range(11), samples=samples)
+    assert bool(widths.keep(widths.structure.prunable, 1.0, widths.start()).all())
+
+
+@pytest.mark.parametrize("samples", [0, 10, 100])
+def test_constant_channels_go_first_and_no_more_channels_than_asked_for(samples):
+    """The best four by their rank were constant: they are the ones to go, down to half of the group."""
+    whole = widths_of("plain")
+    group = whole.structure.group(PLAIN)
+    constant = whole.order(group)[:4].tolist()
+    widths = with_constant(whole, *constant, samples=samples)
+    for share, left in ((11 / 12, 11), (8 / 12, 8), (0.5, 6)):
+        keep = widths.keep([group], share, widths.start())
+        assert counts(widths, keep)[PLAIN] == left
+        assert int(keep[constant].sum()) == max(0, left - 8)
+
+
+def test_constant_channels_do_not_lower_a_width_by_hand():
     whole = widths_of("plain", limits=Limits({PLAIN: 5}))
     group = whole.structure.group(PLAIN)
-    widths = with_dead(whole, *whole.order(group)[:2].tolist())
+    widths = with_constant(whole, *range(9)).without_constants()
     for share in (0.1, 1.0):
         assert counts(widths, widths.keep([group], share, widths.start()))[PLAIN] == 5
 
 
 def test_cutting_another_group_does_not_lower_a_width_by_hand():
-    widths = with_dead(widths_of("plain", limits=Limits({PLAIN: 12})), 3)
+    widths = with_constant(widths_of("plain", limits=Limits({PLAIN: 12})), 3).without_constants()
     keep = widths.keep(widths.structure.prunable, 0.5, widths.start())
     assert counts(widths, keep) == {PLAIN: 12, OTHER: 7}
 
 
 def test_a_cut_leaves_the_other_groups_as_they_are():
-    """The paper's search has put dead channels back where the network was worse without them."""
-    widths = with_dead(widths_of("plain"), 3)
-    keep = widths.cut(widths.structure.group(OTHER), 5, widths.start())
+    widths = with_constant(widths_of("plain"), 3).without_constants()
+    keep = widths.cut(widths.structure.group(OTHER), 5, widths.structure.keep_all())
     assert counts(widths, keep) == {PLAIN: 12, OTHER: 5}
 
 
-def test_a_dead_channel_that_stays_for_the_multiple_survives_the_next_cut():
-    widths = with_dead(widths_of("plain", multiple_of=4), 3)
+def test_a_constant_channel_that_stays_for_the_multiple_survives_the_next_cut():
+    widths = with_constant(widths_of("plain", multiple_of=4), 3).without_constants()
     keep = widths.keep(widths.structure.prunable, 1.0, widths.start())
     assert counts(widths, keep)[PLAIN] == 12
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_dead_channels_stay_where_fewer_than_the_least_width_would_be_left(share):
-    widths = with_dead(widths_of("plain", limits=Limits({}, 6)), *range(8))
+def test_constant_channels_stay_where_fewer_than_the_least_width_would_be_left(share):
+    widths = with_constant(widths_of("plain", limits=Limits({}, 6)), *range(8)).without_constants()
     group = widths.structure.group(PLAIN)
+    assert counts(widths, widths.start())[PLAIN] == 6
     assert counts(widths, widths.keep([group], share, widths.start()))[PLAIN] == 6
 
 
-def test_a_search_does_not_start_below_the_least_width_either():
-    widths = with_dead(widths_of("plain", limits=Limits({}, 6)), *range(8))
-    assert counts(widths, widths.start(without_dead=True))[PLAIN] == 6
-
-
-def test_live_channels_come_before_dead_ones_where_a_layer_would_be_empty():
-    widths = with_dead(widths_of("plain"), *range(11))
+def test_channels_that_vary_come_before_constant_ones_where_a_layer_would_be_empty():
+    widths = with_constant(widths_of("plain"), *range(11))
     keep = widths.cut(widths.structure.group(PLAIN), 1, widths.start())
     assert keep[:12].nonzero().squeeze(1).tolist() == [11]
 
@@ -179,7 +203,7 @@ def test_widths_by_hand_alone_leave_the_other_groups_whole(method):
     assert (rows[PLAIN], rows[OTHER]) == (7, 14)
 
 
-def test_a_dead_channel_does_not_lower_a_width_by_hand_of_a_whole_run():
+def test_a_constant_channel_does_not_lower_a_width_by_hand_of_a_whole_run():
     entry = ZOO["flattened"]
     model = entry.build(8)
     model[0].bias.data[3] = -100.0

@@ -9,7 +9,7 @@ from recoup.allocation.latency import Latency
 from recoup.channels.cost import Cost
 from recoup.plan import Recovery
 from recoup.report.charts import search_chart, width_chart
-from recoup.report.content import GroupRow, Report, Score
+from recoup.report.content import ConstantChannels, GroupRow, Report, Score
 from recoup.report.formatting import duration
 from recoup.report.page import render_page
 from recoup.surgery.comparison import Proof
@@ -96,6 +96,26 @@ def test_says_everything_that_matters():
     for expected in ("32 → 20", "1.71%", "3.1e-07", "2.7e+02", "10 of 10", "the model returns it", "6.0 seconds"):
         assert expected in text
     assert "selector" in text and "forward" in text and "None" in text
+
+
+def test_constant_channels_are_shown_and_what_few_samples_say_is_doubted():
+    told = report(constant={"conv1": ConstantChannels(9, 8, 100)})
+    text = Page(render_page(told)).text
+    assert "9 channels were constant on the calibration images, 8 of them are gone" in text
+    assert "9 constant, 8 of them gone" in text
+    assert "Constant" in text and "Constant" not in Page(render_page(report())).text
+    assert not told.warnings
+    (few,) = report(constant={"conv1": ConstantChannels(9, 8, 20)}).warnings
+    assert "only 20 different ones were seen that count (conv1: 8 of 32)" in few and "at least 100" in few
+    (much,) = report(constant={"conv1": ConstantChannels(17, 12, 100)}).warnings
+    assert "(conv1: 12 of 32)" in much and "only" not in much
+    assert not report(constant={"conv1": ConstantChannels(32, 0, 3)}).warnings
+
+
+def test_a_residual_that_is_not_known_is_called_that():
+    text = Page(render_page(report(recovery={"conv2": Recovery(None, 0.1, 1.0, 99, 9)}))).text
+    assert "not known" in text
+    assert "not known" not in Page(render_page(report())).text
 
 
 def test_tells_the_time_where_it_was_asked_for():

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import importlib
 
 import pytest
@@ -189,3 +190,28 @@ def test_a_layer_that_never_runs_is_named():
     model.awake = False
     with pytest.raises(CalibrationError, match="b was captured but never ran during calibration"):
         recoup.calibrate(traced, streamed(model, [x]), recoup.Paper())
+
+
+class Sloped(recoup.Fast):
+    """Held-out images, and positions that count by the slope of the activation."""
+
+    weighting = "slope"
+
+
+@pytest.mark.parametrize(("bias", "has_prior"), [(3.0, False), (-2.2, True)], ids=["open", "hardly open"])
+def test_a_prior_is_for_layers_that_saw_few_rows_that_count(bias, has_prior):
+    """240 rows for 36 inputs are enough, unless the activation behind the layer is closed for nearly all of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 4))
+    model = model.double().eval()
+    images = torch.randn(300, 3, 8, 8, dtype=torch.float64)
+    with torch.no_grad():
+        reached = model[:4](images) - model[3].bias
+        model[3].bias.copy_(-reached.mean(0) + bias * reached.std(0))
+    data = recoup.split(model, [images])
+    seen = recoup.calibrate(recoup.trace(model, images), data, Sloped()).statistics["3"].moments
+    plain = recoup.calibrate(recoup.trace(model, images), dataclasses.replace(data, held=()), Sloped())
+    raw = plain.statistics["3"].moments
+    assert raw.rows == 240
+    assert (raw.effective < 2 * 36) == has_prior
+    assert torch.equal(seen.scatter, raw.scatter) != has_prior

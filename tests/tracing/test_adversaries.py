@@ -245,7 +245,7 @@ def test_a_candidate_that_cannot_be_measured_is_named():
 def test_too_few_samples_are_said_and_counted():
     model = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 4))
     with pytest.warns(
-        recoup.RecoupWarning, match=r"1 of 1 refitted layers saw fewer samples than they have inputs \(2: 20 for 32\)"
+        recoup.RecoupWarning, match=r"1 of 1 refitted layers saw fewer samples than they have inputs \(2: 20 for 32,"
     ):
         result = recoup.prune(model, [torch.randn(20, 3)], budget=HALF, method="paper")
     assert "warning: " in str(result.report)

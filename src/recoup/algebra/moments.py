@@ -3,6 +3,7 @@
     X   rows seen so far              (n, d)
     w   weight of each row            (n,)      1 everywhere when not given
     total = Σ w,   mean = Σ w x / Σ w,   scatter = Σ w (x - mean)(x - mean)^T
+    effective = (Σ w)² / Σ w²         as many rows of equal weight tell as much
 
 Every batch is centred about its own mean before squaring, multiplied in float64 where the device is good at it and
 else in float32, and added to float64 totals. Two parts merge by the pairwise formula of Chan, Golub and LeVeque, so the
@@ -23,12 +24,18 @@ FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """Total weight, mean (d,) and scatter (d, d) of the rows seen, all float64."""
+    """Total weight and squared weights, mean (d,) and scatter (d, d) of the rows seen, all float64."""
 
     rows: int
     total: float
+    squares: float
     mean: Tensor
     scatter: Tensor
+
+    @property
+    def effective(self) -> float:
+        """How many rows of equal weight would tell as much: rows of weight zero tell nothing."""
+        return self.total**2 / self.squares if self.squares > 0 else 0.0
 
     @property
     def covariance(self) -> Tensor:
@@ -42,6 +49,7 @@ class Accumulator:
     def __init__(self, width: int, device: torch.device | str = "cpu") -> None:
         self._rows = 0
         self._total = torch.zeros((), dtype=torch.float64, device=device)
+        self._squares = torch.zeros((), dtype=torch.float64, device=device)
         self._mean = torch.zeros(width, dtype=torch.float64, device=device)
         self._scatter = torch.zeros(width, width, dtype=torch.float64, device=device)
 
@@ -49,7 +57,7 @@ class Accumulator:
         """Add rows (n, d) with non-negative weights (n,); rows of total weight zero change nothing."""
         rows = rows.to(product_dtype(rows))
         weights = torch.ones(len(rows), dtype=rows.dtype, device=rows.device) if weights is None else weights
-        total = weights.double().sum()
+        total, squares = weights.double().sum(), weights.double().square().sum()
         safe = total.clamp(min=torch.finfo(torch.float64).tiny)
         mean = (weights.to(rows.dtype) @ rows).double() / safe
         centred = rows - mean.to(rows.dtype)
@@ -57,25 +65,28 @@ class Accumulator:
         slip = (weights.to(rows.dtype) @ centred).double() / safe
         scaled = centred * weights.to(rows.dtype).sqrt()[:, None]
         scatter = (scaled.T @ scaled).double() - total * torch.outer(slip, slip)
-        self._add(len(rows), total, mean.to(rows.dtype).double() + slip, scatter)
+        self._add(len(rows), total, squares, mean.to(rows.dtype).double() + slip, scatter)
 
-    def _add(self, rows: int, total: Tensor, mean: Tensor, scatter: Tensor) -> None:
+    def _add(self, rows: int, total: Tensor, squares: Tensor, mean: Tensor, scatter: Tensor) -> None:
         combined = (self._total + total).clamp(min=torch.finfo(torch.float64).tiny)
         shift = mean - self._mean
         self._scatter += scatter
         self._scatter.addr_(shift * (self._total * total / combined), shift)
         self._mean += shift * (total / combined)
         self._total = self._total + total
+        self._squares = self._squares + squares
         self._rows += rows
 
     def add(self, part: Moments) -> None:
         """Merge what another accumulator has seen."""
-        total = torch.tensor(part.total, dtype=torch.float64, device=self._mean.device)
-        self._add(part.rows, total, part.mean.to(self._mean.device), part.scatter.to(self._mean.device))
+        device = self._mean.device
+        total, squares = torch.tensor([part.total, part.squares], dtype=torch.float64, device=device)
+        self._add(part.rows, total, squares, part.mean.to(device), part.scatter.to(device))
 
     def moments(self) -> Moments:
         """What has been seen so far; later updates do not change it."""
-        return Moments(self._rows, float(self._total), self._mean.clone(), self._scatter.clone())
+        total, squares = float(self._total), float(self._squares)
+        return Moments(self._rows, total, squares, self._mean.clone(), self._scatter.clone())
 
 
 def product_dtype(rows: Tensor) -> torch.dtype:

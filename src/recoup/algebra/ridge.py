@@ -124,6 +124,18 @@ def rescale_variance(covariance: Tensor, fitted: Compensated) -> Compensated:
     return Compensated(weight, residual, fitted.variance, fitted.ridge, fitted.condition)
 
 
+def on_new_rows(residual: float, rows: float, inputs: int) -> float | None:
+    """The error to expect on new rows of a fit that leaves `residual` on the n rows it was made from; None: not known.
+
+    A fit of k numbers, d weights and a mean, takes the share k / n of the error out of its own rows and adds to that of
+    others: n (n - 1) / (n - k)(n - k - 1) between them, exact for Gaussian inputs. From n = k + 1 on it can be told.
+    """
+    fitted = inputs + 1
+    if rows <= fitted + 1:
+        return None
+    return residual * rows * (rows - 1) / ((rows - fitted) * (rows - fitted - 1))
+
+
 def shrunk(joint: Joint, prior: Tensor, ridges: Sequence[float], name: str = "layer") -> list[Fitted]:
     """A fit for each relative ridge; infinity stands for the prior weight with the bias that suits it."""
     second, d = joint.second, joint.inputs

@@ -60,7 +60,8 @@ def bisections(
             "the search has nothing to visit: all that can be pruned is read by the last layer, which the paper "
             "spares. Use Paper(classifier=True), or ask for a budget."
         )
-    keep = yield from _without_dead(widths, tolerance / len(units))
+    widths = yield from _without_constants(widths, tolerance / len(units))
+    keep = widths.start()
     for i, unit in enumerate(units, start=1):
         allowed = tolerance * (i / len(units) if settings.constraint == "step" else 1.0)
         keep = yield from _bisected(unit, widths, keep, allowed, settings.steps)
@@ -77,13 +78,14 @@ def visiting_order(traced: Traced, settings: BinarySettings, by_hand: Collection
     return _ordered([unit for unit in units if unit], settings)
 
 
-def _without_dead(widths: Widths, allowed: float) -> Generator[Proposal, Verdict, Tensor]:
-    """The mask without dead channels if that costs nothing to speak of, otherwise with everything."""
-    whole, live = widths.start(), widths.start(without_dead=True)
-    if torch.equal(whole, live):
-        return whole
-    verdict = yield Proposal(live, ("dead channels",), 0.0, allowed, float(live.sum()))
-    return live if verdict.bound < allowed else whole
+def _without_constants(widths: Widths, allowed: float) -> Generator[Proposal, Verdict, Widths]:
+    """Widths without constant channels if that costs nothing to speak of, otherwise with all of them."""
+    fewer = widths.without_constants()
+    live = fewer.start()
+    if torch.equal(live, widths.start()):
+        return widths
+    verdict = yield Proposal(live, ("constant channels",), 0.0, allowed, float(live.sum()))
+    return fewer if verdict.bound < allowed else widths
 
 
 def _bisected(

@@ -99,7 +99,10 @@ def _descend(curves: Mapping[str, ErrorCurve], costs: CostModel, price: float) -
 
 
 def _fill(counts: dict[str, int], curves: Mapping[str, ErrorCurve], costs: CostModel, allowed: float) -> dict[str, int]:
-    """What is left of the budget goes to single channels, the most useful per cost first."""
+    """What is left of the budget goes to single channels, the most useful per cost first.
+
+    Among those that are of no use, such as channels that were constant, the groups that have lost most come first.
+    """
     counts = dict(counts)
     total = costs.total(counts)
     while True:
@@ -110,9 +113,10 @@ def _fill(counts: dict[str, int], curves: Mapping[str, ErrorCurve], costs: CostM
                 along = costs.along(name, counts)
                 cost = float(along[n + 1] - along[n])
                 if total + cost <= allowed:
-                    offers.append((float(curve.errors[n] - curve.errors[n + 1]) / max(cost, FREE), name, cost))
+                    gain = float(curve.errors[n] - curve.errors[n + 1]) / max(cost, FREE)
+                    offers.append((gain, -n / curve.width, name, cost))
         if not offers:
             return counts
-        _, name, cost = max(offers)
+        *_, name, cost = max(offers)
         counts[name] += 1
         total += cost

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -52,13 +53,28 @@ class Allocator:
         return self.costs.total({name: curve.most for name, curve in self.curves.items()}) / self.whole
 
     def keep(self, share: float) -> Tensor:
-        """The mask that costs at most `share` and causes the least error."""
+        """The mask that costs at most `share` and causes the least error.
+
+        A group may seem to cause none because its channels were constant on too few samples to tell. It is not cut
+        below the same share for that, unless the share is out of reach otherwise.
+        """
+        cautious = {name: self._cautious(name, curve, share) for name, curve in self.curves.items()}
+        mask = self._cheapest(cautious, share)
+        return mask if self.share(mask) <= share else self._cheapest(self.curves, share)
+
+    def _cautious(self, name: str, curve: ErrorCurve, share: float) -> ErrorCurve:
+        doubtful = self.widths.doubtful(self.widths.structure.group(name))
+        least = min(doubtful, math.floor(share * curve.width), curve.most)
+        return replace(curve, least=max(curve.least, least))
+
+    def _cheapest(self, curves: Mapping[str, ErrorCurve], share: float) -> Tensor:
         target = share
+        least = self.costs.total({name: curve.least for name, curve in curves.items()}) / self.whole
         for _ in range(20):  # widths are rounded up to multiples, and layers that would be empty get a channel back
-            counts = cheapest(self.curves, self.costs, target * self.whole)
+            counts = cheapest(curves, self.costs, target * self.whole)
             mask = self._mask(counts)
             reached = self.share(mask)
-            if reached <= share or target <= self.least:
+            if reached <= share or target <= least:
                 break
             target *= share / reached
         return mask
@@ -132,7 +148,7 @@ def _curve(
     least, most = max(1, widths.least(group)), widths.limits.most(group.name, group.width)
     counts = [staying + max(0 if staying else 1, round(level * group.free)) for level in levels]
     for count in counts if least < most else [least]:
-        keep = widths.cut(group, count, widths.live())
+        keep = widths.cut(group, count, calibration.structure.keep_all())
         measured[int(keep[group.channels].sum())] = reference.error(one_pass_weights(calibration, keep))
     return error_curve(ranking.loss, measured, least, most)
 

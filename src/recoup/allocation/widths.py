@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch import Tensor
 from recoup.algebra.selection import Ranking
 from recoup.channels.groups import Group, Structure
 from recoup.config import Limits, multiple_on
-from recoup.statistics.calibrate import Calibration, dead_channels
+from recoup.statistics.calibrate import Calibration
+from recoup.statistics.constant import Constants, constant_channels
 
 # A share such as 0.7 of 10 channels is 7 of them, though 0.7 * 10 > 7 in floating point.
 ROUNDING = 1e-9
@@ -20,31 +21,30 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Widths:
-    """Turns shares into masks: the ranking of every group, and the dead channels that go in any case.
+    """Turns shares into masks: the ranking of every group, in which channels that were constant come last.
 
     Every layer makes a multiple of `multiple_of` outputs, or as many as it did: the next best channels stay for that.
-    A group keeps no fewer and no more channels than the `limits` say; a width by hand is kept to the channel.
+    A group keeps no fewer and no more channels than the `limits` say; a width by hand is kept to the channel. Where
+    constant channels are `left_out`, those that are vouched for go whatever the share.
     """
 
     structure: Structure
     rankings: Mapping[str, Ranking]
-    dead: Tensor
+    constants: Constants | None = None
     multiple_of: int = 1
     limits: Limits = field(default_factory=lambda: Limits({}))
+    left_out: bool = False
 
-    def start(self, *, without_dead: bool = False) -> Tensor:
-        """All channels but for the groups that have a width by hand; the dead ones of the others go if asked."""
-        keep = self.live() if without_dead else self.structure.keep_all()
-        for group in self.structure.prunable:
-            if group.name in self.limits.widths:
-                keep = self.cut(group, group.width, keep)
-        return keep
+    def without_constants(self) -> Widths:
+        """The same where constant channels go whatever the share, if there were enough samples to call them that."""
+        return replace(self, left_out=True)
 
-    def live(self) -> Tensor:
-        """All channels but the dead ones that go in any case."""
+    def start(self) -> Tensor:
+        """All channels, but for the groups that have a width by hand, and constant ones where they are left out."""
         keep = self.structure.keep_all()
         for group in self.structure.prunable:
-            keep[group.channels] &= ~self._gone(group)
+            if self.most(group) < group.width:
+                keep = self.cut(group, group.width, keep)
         return keep
 
     def keep(self, groups: Iterable[Group], share: float, start: Tensor) -> Tensor:
@@ -58,27 +58,31 @@ class Widths:
     def cut(self, group: Group, count: int, start: Tensor) -> Tensor:
         """`start` with `group` cut to the best `count` channels, or a few more where a layer needs them."""
         keep, order = start.clone(), self.order(group)
-        count = min(max(count, self.least(group)), self.limits.most(group.name, group.width))
+        count = min(max(count, self.least(group)), self.most(group))
         keep[group.channels] = False
         keep[order[:count]] = True
-        if group.name in self.limits.widths:
-            return self.structure.refill(keep, order)
-        # Where a layer is dead as a whole, `dead` spares a channel: the next cut must find that one and no other.
-        spared_first = order[self.dead[order].long().argsort(stable=True)]
-        gone = self._gone(group)
-        keep[group.channels] &= ~gone
-        spared = order[~gone[order - group.start] & ~keep[order]]
-        keep[spared[: max(0, self.least(group) - int(keep[group.channels].sum()))]] = True
-        keep = self.structure.refill(keep, spared_first)
-        return self._rounded(keep, group, order)
+        keep = self.structure.refill(keep, order)
+        return keep if group.name in self.limits.widths else self._rounded(keep, group, order)
 
     def least(self, group: Group) -> int:
         """The fewest channels that the group may be cut to."""
         return max(self.limits.least(group.name, group.width), group.width - group.free)
 
+    def most(self, group: Group) -> int:
+        """The most channels that it keeps."""
+        most = self.limits.most(group.name, group.width)
+        if not self.left_out or self.constants is None or group.name in self.limits.widths:
+            return most
+        return max(self.least(group), most - self.constants.vouched(group))
+
+    def doubtful(self, group: Group) -> int:
+        """How many of the group's channels were constant on too few samples to say that they are."""
+        return 0 if self.constants is None else self.constants.found(group) - self.constants.vouched(group)
+
     def order(self, group: Group) -> Tensor:
         """The group's channels, by their numbers among all channels, the best first."""
-        return self.rankings[group.name].order.cpu() + group.start
+        order = self.rankings[group.name].order.cpu() + group.start
+        return order if self.constants is None else order[self.constants.mask[order].long().argsort(stable=True)]
 
     @property
     def rest(self) -> str:
@@ -86,13 +90,6 @@ class Widths:
         held = ", or held by widths= and min_width=" if self.limits.widths or self.limits.min_width > 1 else ""
         rounded = f", or rounded up to multiples of {self.multiple_of}" if self.multiple_of > 1 else ""
         return f"the rest is locked{held}{rounded}"
-
-    def _gone(self, group: Group) -> Tensor:
-        """Which of the group's channels go because they are dead: not those that keep it at its least width."""
-        gone, order = self.dead[group.channels].clone(), self.order(group) - group.start
-        missing = self.least(group) - int((~gone).sum())
-        gone[order[gone[order]][: max(0, missing)]] = False
-        return gone
 
     def _rounded(self, keep: Tensor, group: Group, order: Tensor) -> Tensor:
         """`keep` with channels put back until every layer's outputs are a multiple."""
@@ -123,4 +120,4 @@ def widths_for(calibration: Calibration, rankings: Mapping[str, Ranking], limits
     """What turns shares into masks for this calibration."""
     device = next((tensor.device.type for tensor in calibration.parameters.values()), "cpu")
     multiple_of = multiple_on(calibration.method, device)
-    return Widths(calibration.structure, rankings, dead_channels(calibration), multiple_of, limits or Limits({}))
+    return Widths(calibration.structure, rankings, constant_channels(calibration), multiple_of, limits or Limits({}))

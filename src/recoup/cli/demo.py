@@ -168,7 +168,7 @@ def demo_command(output: Path | None, device: str, seed: int, as_json: bool) -> 
 
 def _print(result: DemoResult) -> None:
     print_costs(result.report, {"Accuracy on held-out digits": (result.before, result.after)})
-    print_widths(result.report.groups)
+    print_widths(result.report)
     click.echo(f"{result.seconds:.0f} seconds. Report: {result.folder / PAGE}")
     shape = ",".join(map(str, INPUT.shape))
     note(f"Measure it again: recoup evaluate {result.folder} --data digits@test --input {shape}")

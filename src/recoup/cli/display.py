@@ -67,9 +67,12 @@ def print_costs(report: Report, scores: Mapping[str, tuple[float, float]]) -> No
     print_table(("", "Before", "After", "Change"), rows, numbers=(1, 2, 3))
 
 
-def print_widths(groups: Iterable[GroupRow]) -> None:
-    """Every group's width before and after, with a bar for what is left."""
-    rows = ((g.name, str(g.before), str(g.after), _bar(g.after / max(1, g.before)), _lock(g)) for g in groups)
+def print_widths(report: Report) -> None:
+    """Every group's width before and after, with a bar for what is left, what is locked and what was constant."""
+    rows = (
+        (g.name, str(g.before), str(g.after), _bar(g.after / max(1, g.before)), _remark(report, g))
+        for g in report.groups
+    )
     print_table(("Group", "Before", "After", "Kept", ""), rows, numbers=(1, 2), rigid=(3,))
 
 
@@ -124,8 +127,10 @@ def _bar(share: float) -> str:
     return full * filled + empty * (BAR_LENGTH - filled)
 
 
-def _lock(group: GroupRow) -> str:
-    return f"{group.locked} locked: {'; '.join(group.reasons)}" if group.locked else ""
+def _remark(report: Report, group: GroupRow) -> str:
+    constant = str(report.constant[group.name]) if group.name in report.constant else ""
+    locked = f"{group.locked} locked: {'; '.join(group.reasons)}" if group.locked else ""
+    return "; ".join(filter(None, (constant, locked)))
 
 
 def _finite(value: Any) -> Any:

@@ -254,7 +254,7 @@ def _save(result: Result, request: PruneRequest) -> Report:
 def _print(report: Report) -> None:
     scores = {} if report.score is None else {report.score.what.capitalize(): (report.score.before, report.score.after)}
     print_costs(report, scores)
-    print_widths(report.groups)
+    print_widths(report)
 
 
 def _tell_how_to_go_on(request: PruneRequest) -> None:

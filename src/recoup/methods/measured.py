@@ -64,7 +64,7 @@ def allocate_by_error(
     if goal.tolerance is not None:
         assert acceptance is not None
         curves = measure_errors(calibration, rankings, widths, reference.part(ENOUGH_IMAGES), progress)
-        allocator = Allocator(widths, curves, cost_model(calibration, widths))
+        allocator = Allocator(widths.without_constants(), curves, cost_model(calibration, widths))
         start = Search(widths.start(), acceptance, goal.tolerance)
         found = _search(method, calibration, allocator, start, progress)
         return Allocation(found.keep, found)

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from recoup.algebra.ridge import Compensated, compensate, rescale_variance
+from recoup.algebra.ridge import Compensated, compensate, on_new_rows, rescale_variance
 from recoup.channels.groups import Consumer
 from recoup.plan import Plan, Recovery
 from recoup.recovery.plans import assemble
@@ -66,4 +66,6 @@ def _shifted(bias: Tensor | None, shift: Tensor) -> Tensor:
 
 
 def _recovery(fitted: Compensated, kept: Tensor, seen: Statistics) -> Recovery:
-    return Recovery(fitted.relative_residual, fitted.ridge, fitted.condition, int(kept.sum()), seen.moments.rows)
+    inputs, rows = int(kept.sum()), seen.moments.effective
+    residual = on_new_rows(fitted.relative_residual, rows, inputs)
+    return Recovery(residual, fitted.ridge, fitted.condition, inputs, int(rows))

@@ -90,7 +90,7 @@ class _Refit:
         errors = torch.stack([held.error(fitted).sum() for fitted in candidates])
         best = candidates[int(errors.argmin())]
         residual = float(errors.min() / held.variance().sum().clamp(min=1e-300))
-        recovery = Recovery(residual, best.amount, best.condition, self.inputs, seen.moments.rows)
+        recovery = Recovery(residual, best.amount, best.condition, self.inputs, int(seen.moments.effective))
         return self._tensors(best), recovery
 
     def _joint(self, twin: TwinRun, places: Sequence[int]) -> Joint:

@@ -18,7 +18,8 @@ from recoup.judge.acceptance import Acceptance, judged
 from recoup.plan import Recovery
 from recoup.recovery.choose import Recovered
 from recoup.report.formatting import duration
-from recoup.statistics.calibrate import Calibration
+from recoup.statistics.calibrate import ENOUGH_SAMPLES, Calibration
+from recoup.statistics.constant import constant_channels
 from recoup.surgery.comparison import Proof
 
 
@@ -33,6 +34,21 @@ class GroupRow:
     reasons: tuple[str, ...]
     producers: tuple[str, ...]
     consumers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantChannels:
+    """Channels of one group that were constant on the calibration images: how many `found`, how many of them `gone`.
+
+    `samples` that differ and count vouch for it, `ENOUGH_SAMPLES` or fewer.
+    """
+
+    found: int
+    gone: int
+    samples: int
+
+    def __str__(self) -> str:
+        return f"{self.found} constant, {self.gone} of them gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +77,8 @@ class Report:
     """The whole story of one pruning; `form` says why the result is a standalone graph, None if it is not.
 
     `method` has the method's name and fields. `held_out` is the output error on held-out images of each recovery that
-    was tried; the least was kept. `latency` is there for a budget of time.
+    was tried; the least was kept. `latency` is there for a budget of time. `constant` names the groups with channels
+    that were constant on the calibration images.
     """
 
     network: str
@@ -77,6 +94,7 @@ class Report:
     form: str | None = None
     held_out: Mapping[str, float] = field(default_factory=dict)
     latency: Latency | None = None
+    constant: Mapping[str, ConstantChannels] = field(default_factory=dict)
 
     @property
     def macs_removed(self) -> float:
@@ -91,7 +109,7 @@ class Report:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What to know before trusting the figures."""
-        return (*self._idleness(), *self._excess(), *self._slowness(), *self._doubts())
+        return (*self._idleness(), *self._excess(), *self._slowness(), *self._doubts(), *self._constancy())
 
     def _idleness(self) -> tuple[str, ...]:
         tolerance = None if self.score is None else self.score.tolerance
@@ -128,9 +146,35 @@ class Report:
         name, worst = max(poor.items(), key=lambda item: item[1].inputs - item[1].rows)
         return (
             f"{len(poor)} of {len(self.recovery)} refitted layers saw fewer samples than they have inputs ({name}: "
-            f"{worst.rows} for {worst.inputs}), so they fit the calibration images better than new ones and their "
-            "residuals say little. Calibrate on more images.",
+            f"{worst.rows} for {worst.inputs}, where positions that do not count are left out), so they fit the "
+            "calibration images better than new ones. Calibrate on more images.",
         )
+
+    def _constancy(self) -> tuple[str, ...]:
+        """What constant channels may hide: told where few samples vouch for them, or where they are most of a group."""
+        before = {group.name: group.before for group in self.groups}
+        gone = {name: group for name, group in self.constant.items() if group.gone}
+        much = [name for name, group in gone.items() if 2 * group.found > before[name]]
+        few = [name for name, group in gone.items() if group.gone > group.found * group.samples // ENOUGH_SAMPLES]
+        if not much and not few:
+            return ()
+        named = "; ".join(f"{name}: {gone[name].gone} of {before[name]}" for name in dict.fromkeys((*much, *few)))
+        least = min(gone[name].samples for name in (*much, *few))
+        seen = f"; only {least} different ones were seen that count" if few else ""
+        return (
+            f"channels are gone that were constant on the calibration images{seen} ({named}). What they do on other "
+            "images is not known. See that calibration images are as varied as those to come"
+            f"{f', and at least {ENOUGH_SAMPLES} of them' if few else ''}.",
+        )
+
+    @property
+    def constancy(self) -> str | None:
+        """How many channels were constant and how many of them are gone, in a line; None if there are none."""
+        if not self.constant:
+            return None
+        found, gone = (sum(getattr(group, what) for group in self.constant.values()) for what in ("found", "gone"))
+        named = "; ".join(f"{name}: {group}" for name, group in self.constant.items())
+        return f"{found} channels were constant on the calibration images, {gone} of them are gone ({named})"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
@@ -157,6 +201,8 @@ class Report:
         if self.held_out:
             errors = ", ".join(f"{name} {error:.4f}" for name, error in self.held_out.items())
             lines.append(f"output error on held-out images: {errors}")
+        if self.constancy is not None:
+            lines.append(self.constancy)
         if self.form is not None:
             lines.append(f"the result is a standalone graph: {self.form}")
         lines.append(f"proof: smaller = masked original to {self.proof.difference:.1e}")
@@ -191,6 +237,7 @@ def make_report(
         form=None if form is None else form.said,
         held_out=recovered.errors,
         latency=allocation.latency,
+        constant=_constant(calibration, allocation.keep),
     )
 
 
@@ -199,6 +246,16 @@ def _before(calibration: Calibration) -> Cost:
     whole, tensors = cost(calibration.structure, calibration.model), named_tensors(calibration.model)
     shared = sum(tensors[name].numel() for name in calibration.traced.standalone.given.untied)
     return Cost(whole.macs, whole.parameters - shared)
+
+
+def _constant(calibration: Calibration, keep: Tensor) -> dict[str, ConstantChannels]:
+    constants = constant_channels(calibration)
+    found = {}
+    for group in calibration.structure.prunable:
+        if count := constants.found(group):
+            gone = int((constants.mask & ~keep)[group.channels].sum())
+            found[group.name] = ConstantChannels(count, gone, constants.samples[group.name])
+    return found
 
 
 def score_of(

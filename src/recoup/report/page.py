@@ -40,6 +40,8 @@ def render_page(report: Report) -> str:
         warnings=report.warnings,
         cards=_cards(report),
         groups=report.groups,
+        constant=report.constant,
+        constancy=report.constancy,
         widths=width_chart(report.groups) if report.groups else None,
         search=search_chart(trials) if trials else None,
         held_out=report.held_out,

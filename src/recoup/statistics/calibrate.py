@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recoup.algebra.linalg import live_rows
 from recoup.algebra.moments import Accumulator, Moments, sensitivity
 from recoup.algebra.patches import Window, paired_rows
 from recoup.algebra.shrinkage import choose_strength, shrink
-from recoup.channels.groups import Consumer, Group, Structure, named_tensors
+from recoup.channels.groups import Consumer, Structure, named_tensors
 from recoup.config import Method
 from recoup.errors import CalibrationError, UsageError
 from recoup.graph.copies import working_copy
@@ -21,6 +20,7 @@ from recoup.inputs.batches import call_checked, check_finite, device_of, inputs_
 from recoup.inputs.split import Split
 from recoup.progress import Progress, silent
 from recoup.statistics.cache import Cache
+from recoup.statistics.different import DifferentSamples
 from recoup.statistics.observe import Observer
 from recoup.tracing.trace import Traced
 
@@ -29,6 +29,9 @@ from recoup.tracing.trace import Traced
 MOST_INPUTS = 8192
 # A layer that reads a flattened map gets a prior where fewer rows were seen than so many times its inputs.
 ENOUGH_ROWS = 2
+# So many samples that differ are counted, and are enough to call a channel constant: one that did not vary on n samples
+# varies, with 95 % confidence, on less than 3 / n of all.
+ENOUGH_SAMPLES = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,8 +72,9 @@ class Statistics:
 class Calibration:
     """A traced model, the split it was calibrated on and the method; statistics of layers, and original parameters.
 
-    `samples` were given in all. The outputs may be known to be class scores (`are_scores`). `cache` remembers what
-    later stages compute from these values.
+    `samples` were given in all; so many of those that were fitted to are `different`, up to `ENOUGH_SAMPLES`. The
+    outputs may be known to be class scores (`are_scores`). `cache` remembers what later stages compute from these
+    values.
     """
 
     traced: Traced
@@ -80,6 +84,7 @@ class Calibration:
     parameters: Mapping[str, Tensor]
     samples: int
     are_scores: bool = False
+    different: int = ENOUGH_SAMPLES
     cache: Cache = field(default_factory=Cache, init=False, repr=False)
 
     @property
@@ -111,11 +116,13 @@ def calibrate(
     tensors = named_tensors(twin)
     recorders = {c.name: _Recorder(c, traced, tensors, method) for c in watched(traced.structure)}
     observer = Observer({id(tensors[r.consumer.weight]): r.see for r in recorders.values()})
-    samples = _run(twin, split, observer, progress)
+    different = DifferentSamples(ENOUGH_SAMPLES)
+    samples = _run(twin, split, observer, different, progress)
     statistics = {name: recorder.statistics() for name, recorder in recorders.items()}
     statistics |= _with_priors(twin, split, statistics, list(recorders.values()), method)
     parameters = {name: tensor.detach() for name, tensor in tensors.items()}
-    return Calibration(traced, split, method, statistics, parameters, split.size or samples, are_scores)
+    given = split.size or samples
+    return Calibration(traced, split, method, statistics, parameters, given, are_scores, different.count)
 
 
 def _with_priors(
@@ -126,7 +133,8 @@ def _with_priors(
     method: Method,
 ) -> dict[str, Statistics]:
     """Statistics of layers that read a flattened map of which too few images were seen, shrunk as held-out ones say."""
-    few = [r for r in recorders if r.positions_read > 1 and statistics[r.name].moments.rows < ENOUGH_ROWS * r.inputs]
+    seen_enough = {r.name: statistics[r.name].moments.effective >= ENOUGH_ROWS * r.inputs for r in recorders}
+    few = [r for r in recorders if r.positions_read > 1 and not seen_enough[r.name]]
     if not few or not split.held:
         return {}
     poor = [recorder.again() for recorder in few]
@@ -150,33 +158,14 @@ def watched(structure: Structure) -> list[Consumer]:
     return [consumer for consumer in structure.consumers if consumer.name in names]
 
 
-def dead_channels(calibration: Calibration) -> Tensor:
-    """Free channels that were constant wherever they are read (bool mask over all channels); no layer is left empty."""
-    structure = calibration.structure
-    alive = torch.ones(structure.width, dtype=torch.bool)
-    for group in structure.prunable:
-        alive[group.channels] = _alive(calibration, group) | group.locked
-        alive = structure.refill(alive, torch.arange(group.start, group.start + group.width))
-    return ~alive
-
-
-def _alive(calibration: Calibration, group: Group) -> Tensor:
-    alive = torch.zeros(group.width, dtype=torch.bool)
-    for name in group.consumers:
-        seen = calibration.statistics[name]
-        live = live_rows(seen.covariance).cpu()
-        channels = seen.channel_of.cpu()[live] - group.start
-        alive[channels[(channels >= 0) & (channels < group.width)]] = True
-    return alive
-
-
-def _run(model: nn.Module, split: Split, observer: Observer, progress: Progress) -> int:
+def _run(model: nn.Module, split: Split, observer: Observer, different: DifferentSamples, progress: Progress) -> int:
     """Show the model every batch that is fitted to; how many samples there were."""
     device, samples = device_of(model), 0
     length = split.stream.length if split.stream is not None else len(split.fit)
     for done, (number, batch) in enumerate(split.fitting(), start=1):
         inputs = inputs_of(batch, model).to(device)
         check_finite(inputs, number)
+        different.see(inputs)
         with torch.no_grad(), observer:
             outputs = call_checked(model, inputs, number)
         _check_outputs(model, outputs, number)
