@@ -68,7 +68,7 @@ class Stored:
 class Manifest:
     """What a folder holds.
 
-    files: size and SHA-256 of each; tensors: what is in the weights file; aliases: further names of some of them.
+    files: size and SHA-256 of each; tensors: what is in the weights file.
     training: the mode of the whole model under the empty name, and of each module that differs from it.
     call: how the stored inputs are passed, and tolerance: how far outputs may be from the stored ones; without stored
     samples, `unchecked` says why there are none.
@@ -78,7 +78,6 @@ class Manifest:
     torch: str
     files: Mapping[str, tuple[int, str]]
     tensors: Mapping[str, Stored]
-    aliases: Mapping[str, str]
     training: Mapping[str, bool]
     call: Any
     tolerance: float
@@ -108,7 +107,6 @@ def read_manifest(folder: Path) -> Manifest:
         content["torch"],
         files,
         tensors,
-        content["aliases"],
         content["training"],
         content["call"],
         content["tolerance"],
@@ -126,7 +124,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         "class": manifest.cls,
         "files": {name: {"bytes": size_of(folder / name), "sha256": digest_of(folder / name)} for name in names},
         "tensors": {name: _stored_to_json(stored) for name, stored in manifest.tensors.items()},
-        "aliases": dict(manifest.aliases),
         "training": dict(manifest.training),
         "call": manifest.call,
         "tolerance": manifest.tolerance,
@@ -223,7 +220,6 @@ _SCHEMA = record(
         text(),
         record(dtype=one_of(*DTYPES), shape=_bounded_shape, finite=flag, trains=optional(flag)),
     ),
-    aliases=mapping(text(), text()),
     training=mapping(text(), flag),
     call=_ANYTHING,
     tolerance=real(0.0, LOOSEST),

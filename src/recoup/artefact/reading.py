@@ -148,18 +148,13 @@ def _standalone(
     """The graph with its tensors: what was a parameter is one again, the rest are buffers."""
     data = read_checked(folder / GRAPH, GRAPH_SCHEMA, "a graph")
     trains = {name: entry.trains for name, entry in manifest.tensors.items() if entry.trains is not None}
-    trains |= {name: trains[first] for name, first in manifest.aliases.items() if first in trains}
     try:
         plan = graph_from_json(data, (operators,) if isinstance(operators, str) else operators, classes)
         require_unwritten(plan.graph, trains.keys())
-        _require_tensors(plan, {*tensors, *manifest.aliases})
+        _require_tensors(plan, tensors.keys())
     except MisfitError as error:
         raise not_a(folder / GRAPH, "a graph", error) from error
     held = {name: _held(value, trains.get(name)) for name, value in tensors.items()}
-    for name, first in manifest.aliases.items():
-        if first not in held or name in tensors:
-            raise ArtefactError(f"{folder / WEIGHTS} does not hold {first!r}, another name of {name!r}. {AGAIN}")
-        held[name] = held[first]
     if samples is not None and (problem := why_too_large(plan, held, samples)):
         raise ArtefactError(f"{folder / GRAPH} cannot be checked on the samples stored with it: {problem}. {AGAIN}")
     return _built(folder, lambda: standalone(plan, held))
@@ -170,7 +165,7 @@ def _held(value: Tensor, trains: bool | None) -> Tensor:
     return value if trains is None else nn.Parameter(value, requires_grad=trains and can_train)
 
 
-def _require_tensors(plan: GraphPlan, held: set[str]) -> None:
+def _require_tensors(plan: GraphPlan, held: Collection[str]) -> None:
     for node in plan.graph.nodes:
         if node.op == "get_attr" and str(node.target) not in held:
             raise MisfitError(f"the node {node.name}", f"about one of the tensors in {WEIGHTS}", str(node.target))

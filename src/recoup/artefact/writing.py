@@ -110,14 +110,13 @@ def _draft(folder: Path) -> Iterator[Path]:
 def _write(draft: Path, model: nn.Module, plan: Plan, report: Report, source: str | None) -> None:
     if plan.graph is not None:
         (draft / GRAPH).write_text(dump_json(graph_to_json(plan.graph)), encoding="utf-8")
-    save_file(_plain_tensors(_tensors(model, plan)[0]), draft / WEIGHTS)
+    save_file(_plain_tensors(_tensors(model, plan)), draft / WEIGHTS)
     (draft / PLAN).write_text(dump_json(plan_to_json(model, plan, source)), encoding="utf-8")
     (draft / REPORT).write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
     (draft / PAGE).write_text(render_page(report), encoding="utf-8")
 
 
 def _write_manifest(draft: Path, model: nn.Module, plan: Plan, samples: Inputs | None, original: str | None) -> None:
-    tensors, aliases = _tensors(model, plan)
     taken = take_samples(model, samples, plan.graph)
     if isinstance(taken, Samples):
         save_file(dict(taken.tensors), draft / SAMPLES)
@@ -129,8 +128,7 @@ def _write_manifest(draft: Path, model: nn.Module, plan: Plan, samples: Inputs |
             cls=original or class_name(type(model)),
             torch=str(torch.__version__),
             files={},
-            tensors={name: stored(tensor) for name, tensor in tensors.items()},
-            aliases=aliases,
+            tensors={name: stored(tensor) for name, tensor in _tensors(model, plan).items()},
             training=_modes(model),
             call=taken.call if isinstance(taken, Samples) else None,
             tolerance=taken.tolerance if isinstance(taken, Samples) else 0.0,
@@ -139,22 +137,18 @@ def _write_manifest(draft: Path, model: nn.Module, plan: Plan, samples: Inputs |
     )
 
 
-def _tensors(model: nn.Module, plan: Plan) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Every parameter and buffer once, under its first name, and the further names of those that have some.
+def _tensors(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
+    """Every parameter and buffer: those of a graph by the names it reads them under.
 
-    A model's own class ties what it ties, and says what belongs to its state; a graph has no class to ask.
+    A model's own class ties what it ties and says what belongs to its state, so there each is stored once.
     """
-    held = model.state_dict(keep_vars=True) if plan.graph is None else named_tensors(model)
-    first: dict[int, str] = {}
-    aliases: dict[str, str] = {}
-    for name, tensor in held.items():
-        if not isinstance(tensor, Tensor):  # a module may put other things of its own there
-            continue
-        if id(tensor) in first:
-            aliases[name] = first[id(tensor)]
-        else:
-            first[id(tensor)] = name
-    return {name: held[name] for name in first.values()}, aliases if plan.graph is not None else {}
+    if plan.graph is not None:
+        return named_tensors(model)
+    unique: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor):  # a module may put other things of its own there
+            unique.setdefault(id(tensor), (name, tensor))
+    return dict(unique.values())
 
 
 def _plain_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
