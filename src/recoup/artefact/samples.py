@@ -93,12 +93,13 @@ def take_samples(model: nn.Module, given: Inputs | None, plan: GraphPlan | None 
 def why_too_large(plan: GraphPlan, tensors: Mapping[str, Tensor], samples: Samples) -> str:
     """Why a graph should not be run on these samples: on sizes alone it fails, or takes too much; empty if it may."""
     try:
-        inputs = samples.inputs
+        place = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+        inputs = samples.inputs.to(place)
         leaves, spec = tree_flatten((inputs.args, dict(inputs.kwargs)))
         if spec != plan.inputs:
             return "the samples are passed in another form than the graph takes"
         places = [node.name for node in plan.graph.nodes if node.op == "placeholder"]
-        held = {**tensors, **plan.constants}
+        held = {**tensors, **{name: value.to(place) for name, value in plan.constants.items()}}
         peak = peak_memory(plan.graph, held, dict(zip(places, leaves, strict=True)))
     except Exception as error:  # operations on wrong sizes raise anything
         return f"the graph does not run on them ({_brief(error)})"
@@ -129,9 +130,9 @@ def check_samples(model: nn.Module, samples: Samples, folder: Any) -> None:
 def _taken(model: nn.Module, given: Inputs) -> Samples | str:
     tensors: dict[str, Tensor] = {}
     try:
-        inputs = _fitting(model, given)
+        inputs, outputs = _fitting(model, given)
         call = _plain([tuple(inputs.args), dict(inputs.kwargs)], tensors)
-        outputs, again, moved = (_run(model, batch) for batch in (inputs, inputs, inputs.map(_shaken)))
+        again, moved = _run(model, inputs), _run(model, inputs.map(_shaken))
     except Exception as error:  # a model that was changed may raise anything
         return f"the model does not run on the calibration samples ({_brief(error)})"
     if not outputs:
@@ -145,14 +146,14 @@ def _taken(model: nn.Module, given: Inputs) -> Samples | str:
     return Samples(stored, call, min(max(usual, AMPLIFIED * max(moves, default=0.0)), LOOSEST))
 
 
-def _fitting(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs as they are, or in the model's own precision where that was changed."""
+def _fitting(model: nn.Module, inputs: Inputs) -> tuple[Inputs, list[Tensor]]:
+    """The inputs as they are, or in the model's own precision where that was changed, and what becomes of them."""
     try:
-        _run(model, inputs)
+        return inputs, _run(model, inputs)
     except RuntimeError:
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-        return inputs.map(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
-    return inputs
+        cast = inputs.map(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        return cast, _run(model, cast)
 
 
 def _run(model: nn.Module, inputs: Inputs) -> list[Tensor]:
