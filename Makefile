@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests are shared out over the cores file by file: those of one file have traces and trained networks in common.
 PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: demo test lint check-types layers tests coverage clean
+.PHONY: demo test lint check-types layers tests coverage hostile clean
 
 demo: .venv/demo
 	$(BIN)/recoup demo
@@ -46,3 +46,8 @@ coverage: .venv/dev
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build
+
+# Saved results as a stranger might send them, with a fresh seed: make hostile N=1000
+N ?= 1000
+hostile: .venv/dev
+	$(BIN)/python -m tests.hostile --artefacts $(N)

@@ -13,8 +13,8 @@ import recoup
 
 SOURCE = Path(recoup.__file__).parent
 ROOMS = {"cli", "report", "methods", "allocation", "recovery", "judge", "statistics", "tracing", "surgery", "channels"}
-ROOMS |= {"graph", "operators", "labels", "algebra", "inputs"}
-FILES = {"__init__", "_prune", "artefact", "config", "errors", "plan", "progress", "version"}
+ROOMS |= {"graph", "operators", "labels", "algebra", "inputs", "artefact"}
+FILES = {"__init__", "_prune", "config", "errors", "plan", "progress", "version"}
 
 
 def trees():

@@ -10,7 +10,7 @@ can mend are in `recoup.errors`, all of them a `RecoupError`.
 from recoup._prune import Result, inspect, prune
 from recoup.algebra.selection import Layer, Problem, Ranking, Selector
 from recoup.allocation.goal import Allocation, Goal
-from recoup.artefact import load
+from recoup.artefact.reading import load
 from recoup.config import Budget
 from recoup.errors import RecoupError, RecoupWarning
 from recoup.inputs.split import Split, split

@@ -10,13 +10,15 @@ from typing import Any
 from torch import nn
 
 from recoup.allocation.goal import Goal
-from recoup.artefact import save
+from recoup.artefact.samples import first_samples
+from recoup.artefact.tree import class_name
+from recoup.artefact.writing import save
 from recoup.channels.patterns import widths_by_group
 from recoup.config import Budget, Method
 from recoup.errors import CaptureError, InputError, LockedError, warn
 from recoup.graph.copies import working_copy
 from recoup.graph.standalone import entering
-from recoup.inputs.batches import Stream, inputs_of
+from recoup.inputs.batches import Inputs, Stream, inputs_of
 from recoup.inputs.split import split
 from recoup.judge.accuracy import Evaluate
 from recoup.methods.registry import (
@@ -41,15 +43,21 @@ from recoup.tracing.trace import Traced, trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """The smaller model, the plan that makes it from the original, and the report."""
+    """The smaller model, the plan that makes it from the original, and the report.
+
+    A saved result is checked when it is loaded: by a few calibration `samples`, and the class of the `original`.
+    """
 
     model: nn.Module
     plan: Plan
     report: Report
+    samples: Inputs | None = None
+    original: str | None = None
 
     def save(self, folder: str | Path, *, source: str | None = None) -> Path:
         """Write plan, weights and report into a new folder; `source` names where the original model comes from."""
-        return save(folder, self.model, self.plan, self.report, source=source)
+        samples, original = self.samples, self.original
+        return save(folder, self.model, self.plan, self.report, source=source, samples=samples, original=original)
 
 
 def prune(
@@ -126,7 +134,7 @@ def prune(
     report = make_report(seen, allocation, recovered, smaller, proof, score, clock.seconds)
     for warning in report.warnings:
         warn(warning)
-    return Result(smaller, recovered.plan, report)
+    return Result(smaller, recovered.plan, report, first_samples(data.first), class_name(type(model)))
 
 
 def inspect(

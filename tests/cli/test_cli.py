@@ -370,10 +370,10 @@ def test_prune_then_evaluate(model, out):
     assert answer["folder"] == str(out)
     assert report["after"]["macs"] <= 0.6 * report["before"]["macs"]
     assert report["samples"] == 64
-    assert {path.name for path in out.iterdir()} == {"plan.json", "model.safetensors", "report.json", "report.html"}
-    assert f"recoup evaluate {out} --data {data} --input 1,8,8" in pruned.stderr
+    assert {path.name for path in out.iterdir()} >= {"plan.json", "model.safetensors", "report.json", "report.html"}
+    assert f"recoup evaluate {out} --data {data} --model {model} --input 1,8,8" in pruned.stderr
 
-    measured = run("evaluate", out, "--data", data, "--input", "1,8,8", "--json")
+    measured = run("evaluate", out, "--data", data, "--model", model, "--input", "1,8,8", "--json")
     assert measured.exit_code == 0, measured.output
     again = json.loads(measured.stdout)
     assert again["accuracy"] == pytest.approx(report["score"]["after"])
@@ -430,9 +430,25 @@ def test_evaluate_a_folder_that_is_no_result(tmp_path):
 
 
 def test_evaluate_a_result_without_source(tmp_path):
-    (tmp_path / "plan.json").write_text("{}")
+    fields = {"keep": {}, "slices": [], "added": {}, "shapes": {}, "recovery": {}}
+    plan = {"format": 3, "recoup": "0", "model": "Net", "source": None, **fields}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
     refused(run("evaluate", tmp_path, "--data", "digits"), 2, "does not say which model", "--model")
     refused(run("evaluate", tmp_path, "--data", "digits", "--weights", "w.pt"), 2, "holds its own weights")
+
+
+def test_evaluate_imports_nothing_that_only_the_folder_names(model, tmp_path, out):
+    """Whoever hands over a folder may name any file in it; to build its model would run that file."""
+    assert prune(model, out, "--width", 0.5, "--method", "paper", "--calibration-images", 64).exit_code == 0
+    mark = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\ndef build():\n    pass\n")
+    plan = json.loads((out / "plan.json").read_text())
+    (out / "plan.json").write_text(json.dumps({**plan, "source": f"{tmp_path}/evil.py:build"}))
+    result = run("evaluate", out, "--data", "noise:8", "--input", "1,8,8")
+    refused(
+        result, 2, f"made from '{tmp_path}/evil.py:build'", "not imported unasked", f"--model {tmp_path}/evil.py:build"
+    )
+    assert not mark.exists()
 
 
 def test_original_is_only_for_saved_results():

@@ -157,13 +157,11 @@ def test_a_class_result_needs_its_model_to_load(tmp_path):
 def test_a_damaged_graph_is_refused(tmp_path):
     _, result = pruned()
     folder = result.save(tmp_path / "smaller")
-    text = (folder / "graph.json").read_text()
-    (folder / "graph.json").write_text(text.replace("aten.relu.default", "os.system.default"))
-    with pytest.raises(ArtefactError, match=r"no operation os\.system\.default"):
-        recoup.load(folder)
     (folder / "graph.json").write_text("{}")
     with pytest.raises(ArtefactError, match="graph.json is damaged"):
         recoup.load(folder)
+    with pytest.raises(ArtefactError, match="graph.json is not a graph"):
+        recoup.load(folder, check=False)
 
 
 @pytest.mark.parametrize(("multiple", "share"), [(8, 0.3), (8, 0.45), (4, 0.6), ("device", 0.3)])

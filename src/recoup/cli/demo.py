@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from recoup._prune import Result, prune
-from recoup.artefact import PAGE, require_new
+from recoup.artefact.files import PAGE
+from recoup.artefact.writing import require_new
 from recoup.cli.data import Data, open_data
 from recoup.cli.display import note, print_costs, print_json, print_widths, shown_progress
 from recoup.cli.failure import reports_failures

@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from recoup._prune import Result, prune
-from recoup.artefact import PAGE, require_new
+from recoup.artefact.files import PAGE
+from recoup.artefact.writing import require_new
 from recoup.cli.data import Data, open_data
 from recoup.cli.display import note, print_costs, print_json, print_widths, shown_progress, warn_of_fresh_weights
 from recoup.cli.failure import reports_failures
@@ -260,6 +261,8 @@ def _print(report: Report) -> None:
 def _tell_how_to_go_on(request: PruneRequest) -> None:
     said = (("--input", request.shape), ("--normalise", request.normalise))
     extra = [word for name, value in said if value is not None for word in (name, value)]
+    if not is_untrained(request.model, None):  # a factory of the user's own, which a folder alone does not get to run
+        extra = ["--model", request.model, *extra]
     data = request.validation or "DATA"
     command = shlex.join(["recoup", "evaluate", str(request.output), "--data", data, *extra])
     note(f"saved: {request.output}, report: {request.output / PAGE}")

@@ -4,15 +4,17 @@ import torch
 from torch import nn
 
 import recoup
-from recoup.artefact import read_plan, read_source
+from recoup.artefact.reading import read_plan, read_source
 from tests.zoo import ZOO
+
+FILES = {"manifest.json", "plan.json", "model.safetensors", "samples.safetensors", "report.json", "report.html"}
 
 
 def test_the_folder_holds_plan_weights_and_report(tmp_path):
     entry = ZOO["plain"]
     result = recoup.prune(entry.build(6), [entry.batch()], budget=recoup.Budget(width=0.5))
     folder = result.save(tmp_path / "deep" / "out", source="zoo:plain")
-    assert sorted(p.name for p in folder.iterdir()) == ["model.safetensors", "plan.json", "report.html", "report.json"]
+    assert {path.name for path in folder.iterdir()} == FILES
     assert read_source(folder) == "zoo:plain"
     report = json.loads((folder / "report.json").read_text())
     assert report["after"]["macs"] == result.report.after.macs
