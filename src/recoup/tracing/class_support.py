@@ -52,8 +52,19 @@ def why_class_fails(
             actual = capture(hollow(model, structure.slices(keep)), sample, can_run=False)
         except RecoupError as error:
             return f"its code fixes a size ({str(error).splitlines()[0][:160]})"
-        if (found := difference(expected.graph, actual)) is not None:
+        found = difference(expected.graph, actual) or _other_constant(captured, actual)
+        if found is not None:
             return found
+    return None
+
+
+def _other_constant(captured: Captured, actual: Captured) -> str | None:
+    """The first constant that the code makes of a size, as torch.tensor(x.shape[1]) does; None if there is none."""
+    before, after = ({c.tensors[name]: c.values[name] for name in c.values} for c in (captured, actual))
+    for name in sorted(captured.constants):
+        a, b = before[name], after.get(name)
+        if b is None or a.shape != b.shape or not torch.allclose(a, b.to(a), rtol=0, atol=0, equal_nan=True):
+            return f"its code makes a constant of a size ({name.removeprefix('constants.')})"
     return None
 
 
