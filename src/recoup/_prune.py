@@ -11,11 +11,12 @@ from torch import nn
 
 from recoup.allocation.goal import Goal
 from recoup.artefact import save
-from recoup.channels.patterns import widths_by_group
-from recoup.config import Budget, Method
+from recoup.channels.patterns import Choice, widths_by_group
+from recoup.config import Budget, Method, require_flag, require_progress
 from recoup.errors import CaptureError, LockedError, warn
-from recoup.inputs.batches import Stream
+from recoup.inputs.batches import Stream, require_model
 from recoup.inputs.split import split
+from recoup.inputs.surroundings import undisturbed
 from recoup.judge.accuracy import Evaluate
 from recoup.methods.registry import acceptance_for, allocate, find_method, recover, require_possible, runnable
 from recoup.plan import Plan
@@ -42,6 +43,7 @@ class Result:
         return save(folder, self.model, self.plan, self.report, source=source)
 
 
+@undisturbed
 def prune(
     model: nn.Module,
     calibration: Iterable[Any],
@@ -81,12 +83,16 @@ def prune(
         progress: called with the stage, the steps done and their number.
     """
     method = find_method(method)
-    goal = Goal(tolerance, budget, validation, evaluate, widths or {}, min_width)
+    goal = Goal(tolerance, budget, validation, evaluate, {} if widths is None else widths, min_width)
     require_possible(goal, method)
+    require_model(model)
+    require_progress(progress)
+    require_flag("keep_class", keep_class)
+    choice = Choice.of(only, exclude)
     clock = Clock()
     with clock("trace"):
         batches = Stream(calibration)
-        traced = _prunable(model, batches.first, keep_class=keep_class, only=only, exclude=exclude)
+        traced = _prunable(model, batches.first, keep_class=keep_class, choice=choice)
         widths_by_group(traced.structure, goal.widths)  # a name that does not exist is refused before the work
         method = runnable(method, traced, goal)
     with clock("split"):
@@ -116,6 +122,7 @@ def prune(
     return Result(smaller, recovered.plan, report)
 
 
+@undisturbed
 def inspect(
     model: nn.Module,
     example: Any,
@@ -129,21 +136,18 @@ def inspect(
     return inspect_structure(model, traced.structure)
 
 
-def _prunable(
-    model: nn.Module, example: Any, *, keep_class: bool, only: Iterable[str], exclude: Iterable[str]
-) -> Traced:
+def _prunable(model: nn.Module, example: Any, *, keep_class: bool, choice: Choice) -> Traced:
     """The structure to work on: that of the standalone form only if one graph serves every batch size.
 
     Raises:
         LockedError: nothing can be pruned.
     """
-    only, exclude = (names if isinstance(names, str) else tuple(names) for names in (only, exclude))
-    traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude)
+    traced = trace(model, example, keep_class=keep_class, only=choice.only, exclude=choice.exclude)
     try:
         traced.host  # noqa: B018  # made here, to know that it can be
     except CaptureError as error:
         warn(f"only what the model's own class holds is pruned: {error}")
-        traced = trace(model, example, keep_class=True, only=only, exclude=exclude)
+        traced = trace(model, example, keep_class=True, only=choice.only, exclude=choice.exclude)
     if traced.structure.prunable:
         return traced
     reasons = {reason: None for group in traced.structure.groups for reason in group.reasons}

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from recoup.errors import CalibrationError, RecoupError, VerificationError
+from recoup.graph.copies import duplicate
 from recoup.inputs.batches import require_repeatable
 from recoup.judge.accuracy import Evaluate, read_answers
+from recoup.judge.chance import warn_at_chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class ScoreAcceptance:
 
     def __init__(self, model: nn.Module, measure: Evaluate) -> None:
         self._measure = measure
-        self.base = measure(model)
+        self.base = measure(duplicate(model))
 
     def require_enough(self, tolerance: float) -> None:
         """Any tolerance can be seen to be kept."""
@@ -69,11 +71,13 @@ class ImageAcceptance:
     def __init__(self, model: nn.Module, batches: Iterable[Any], confidence: float) -> None:
         require_repeatable(batches, "validation")
         self._batches, self._confidence, self._z = batches, confidence, NormalDist().inv_cdf(confidence)
-        first = read_answers(model, batches)
+        first = read_answers(duplicate(model), batches)
         self.what = "agreement" if first.labels is None else "accuracy"
         self._marks, self._truth = first.marks, first.answers if first.labels is None else first.labels
         self._right = first.answers == self._truth
         self.base = 100.0 * float(self._right.double().mean())
+        if first.labels is not None:
+            warn_at_chance(first.answers, first.labels, first.classes)
 
     def require_enough(self, tolerance: float) -> None:
         """Refuse a tolerance below the bound of no difference at all.
@@ -93,7 +97,7 @@ class ImageAcceptance:
 
     def __call__(self, candidate: nn.Module, /) -> Verdict:
         """Points lost, and the bound on them."""
-        reading = read_answers(candidate, self._batches)
+        reading = read_answers(candidate, self._batches, is_candidate=True)
         if not torch.equal(reading.marks, self._marks):
             raise CalibrationError(
                 "validation gives other images, or the same in another order, when it is read again, so that two "

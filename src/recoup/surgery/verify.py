@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recoup.errors import VerificationError
+from recoup.errors import VerificationError, require_kind
 from recoup.graph.copies import duplicate, working_copy
 from recoup.graph.modes import exact_float32
 from recoup.inputs.batches import Inputs, device_of, inputs_of, tensors_in
+from recoup.inputs.surroundings import undisturbed
 from recoup.plan import Plan
 from recoup.surgery.apply import masked
 
@@ -34,6 +35,7 @@ class Proof:
     allowed: float
 
 
+@undisturbed
 def verify(model: nn.Module, plan: Plan, smaller: nn.Module, example: Any) -> Proof:
     """The proof that the smaller model equals the masked original; `example` is a batch of the model's inputs.
 
@@ -43,7 +45,10 @@ def verify(model: nn.Module, plan: Plan, smaller: nn.Module, example: Any) -> Pr
     Raises:
         VerificationError: it crashes, changes the form of the outputs, or computes something else.
     """
-    inputs = random_like(inputs_of(example, model).to(device_of(model)))
+    require_kind("plan", plan, Plan, "a recoup.Plan, as recoup.recover makes one")
+    require_kind("smaller", smaller, nn.Module, "a torch.nn.Module, as recoup.apply makes one")
+    device = device_of(model)
+    inputs = random_like(inputs_of(example, model).to(device))
     whole, cut, batch = _in_float64(masked(model, plan).eval(), duplicate(smaller).eval(), inputs)
     with torch.no_grad(), exact_float32():
         expected, actual = outputs(whole, batch), _run(cut, batch)

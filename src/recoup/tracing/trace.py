@@ -19,13 +19,15 @@ from recoup.channels.groups import Structure, named_tensors, resolve, with_every
 from recoup.channels.layouts import layouts
 from recoup.channels.patterns import Choice
 from recoup.channels.propagate import propagate
+from recoup.config import require_flag
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.batch_dim import Scaling, scaling_of
 from recoup.graph.capture import Captured, capture
 from recoup.graph.folding import fold
 from recoup.graph.modes import without_collection
 from recoup.graph.standalone import Standalone, graph_plan, standalone, with_biases
-from recoup.inputs.batches import Inputs, device_of, inputs_of
+from recoup.inputs.batches import Inputs, device_of, inputs_of, require_model
+from recoup.inputs.surroundings import undisturbed
 from recoup.plan import GraphPlan, Plan
 from recoup.surgery.apply import bare_plan
 from recoup.surgery.resize import resize
@@ -104,6 +106,7 @@ class Traced:
         return None if self.form is None else self.form.plan(keep, written)
 
 
+@undisturbed
 def trace(
     model: nn.Module,
     example: Any,
@@ -121,9 +124,12 @@ def trace(
         CaptureError: `torch.export` cannot capture the model.
         UsageError: a name in `only` or `exclude` matches nothing.
     """
+    require_model(model)
+    require_flag("keep_class", keep_class)
+    choice = Choice.of(only, exclude)
     inputs = inputs_of(example, model).first(1).to(device_of(model))
     with without_collection():
-        return _trace(model, inputs, Choice.of(only, exclude), keep_class=keep_class)
+        return _trace(model, inputs, choice, keep_class=keep_class)
 
 
 def plain_cut(traced: Traced, keep: Tensor) -> Plan:
