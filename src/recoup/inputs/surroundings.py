@@ -6,6 +6,7 @@ they run under the caller's default device, by `as_the_caller`. Random numbers t
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 CPU = torch.device("cpu")
+# What torch writes into the environment when it first captures a model.
+LEFT_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
 # The caller's default device while one of our steps runs; None outside of them.
 _DEFAULT: ContextVar[torch.device | None] = ContextVar("default device of the caller", default=None)
 
@@ -31,7 +34,7 @@ def undisturbed(step: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if _DEFAULT.get() is not None:  # within another step
             return step(*args, **kwargs)
-        with _modes_set_aside(), _random_numbers_given_back():
+        with _modes_set_aside(), _random_numbers_given_back(), _environment_given_back():
             return step(*args, **kwargs)
 
     return run
@@ -77,3 +80,13 @@ def _random_numbers_given_back() -> Iterator[None]:
         torch.set_rng_state(cpu)
         if devices:
             torch.cuda.set_rng_state_all(devices)
+
+
+@contextmanager
+def _environment_given_back() -> Iterator[None]:
+    was_there = LEFT_BY_TORCH in os.environ
+    try:
+        yield
+    finally:
+        if not was_there:
+            os.environ.pop(LEFT_BY_TORCH, None)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recoup.config import is_number
-from recoup.errors import CalibrationError, RecoupError, VerificationError, require_kind, shown, told
+from recoup.errors import CalibrationError, VerificationError, require_kind, shown, told
 from recoup.graph.copies import duplicate
 from recoup.graph.modes import evaluating
 from recoup.inputs.batches import Inputs, Stream, device_of, is_labelled_pair, numbered_inputs
@@ -105,18 +105,11 @@ def divergence(model: nn.Module, original: nn.Module, batches: Iterable[Any]) ->
 
 
 def checked(evaluate: Evaluate) -> Evaluate:
-    """`evaluate` with a clear error when it fails or returns no finite number."""
+    """`evaluate` with a clear error when it returns no finite number."""
 
     def measure(model: nn.Module) -> float:
-        try:
-            with as_the_caller():
-                value: Any = evaluate(model)
-        except RecoupError:
-            raise
-        except Exception as error:  # user code
-            raise CalibrationError(
-                f"evaluate(model) failed ({told(error)}). It is called with the original model, then with smaller ones."
-            ) from error
+        with as_the_caller():
+            value: Any = evaluate(model)
         number = (
             value.item()
             if isinstance(value, (Tensor, np.ndarray)) and value.shape.count(1) == len(value.shape)
