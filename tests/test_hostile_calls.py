@@ -534,6 +534,12 @@ def test_regions_of_autocast_are_left_alone_and_named():
         recoup.prune(build(Exempt), [images()], budget=HALF)
 
 
+def test_layers_with_complex_weights_are_locked():
+    layers = [nn.Linear(*sizes, dtype=torch.complex64) for sizes in ((8, 6), (6, 4))]
+    with pytest.raises(errors.LockedError, match="nothing in Sequential can be pruned"):
+        recoup.prune(nn.Sequential(*layers), [torch.randn(20, 8, dtype=torch.complex64)], budget=HALF, method="paper")
+
+
 class Sliced(nn.Module):
     """A part of a list that has two names: the modules in it have a path that leads nowhere."""
 

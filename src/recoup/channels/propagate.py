@@ -79,6 +79,10 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], constraints: Constraints)
     labelled = LabelCall(node.target, name, module_path(node), node.name, args, kwargs, shape)
     if any(_depends_on_values(value.meta.get("val")) for value in (node, *node.all_input_nodes)):
         return lock_operands(labelled, constraints, f"{labelled.site}: a size there depends on the values of a tensor")
+    if any(isinstance(value, TensorRef) and value.value.is_complex() for value in (*args, *kwargs.values())):
+        return lock_operands(
+            labelled, constraints, f"{labelled.site} computes with complex weights, which are not refitted"
+        )
     try:
         result = operator_of(node.target).propagate(labelled, constraints)
     except (TypeError, ValueError, IndexError, RuntimeError, AttributeError):  # a form of the call no rule expects
