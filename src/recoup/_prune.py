@@ -13,13 +13,14 @@ from recoup.allocation.goal import Goal
 from recoup.artefact.samples import first_samples
 from recoup.artefact.tree import class_name
 from recoup.artefact.writing import save
-from recoup.channels.patterns import widths_by_group
-from recoup.config import Budget, Method
+from recoup.channels.patterns import Choice, widths_by_group
+from recoup.config import Budget, Method, require_flag, require_progress
 from recoup.errors import CaptureError, InputError, LockedError, warn
 from recoup.graph.copies import working_copy
 from recoup.graph.standalone import entering
-from recoup.inputs.batches import Inputs, Stream, inputs_of
+from recoup.inputs.batches import Inputs, Stream, inputs_of, require_model
 from recoup.inputs.split import split
+from recoup.inputs.surroundings import undisturbed
 from recoup.judge.accuracy import Evaluate
 from recoup.methods.registry import (
     acceptance_for,
@@ -60,6 +61,7 @@ class Result:
         return save(folder, self.model, self.plan, self.report, source=source, samples=samples, original=original)
 
 
+@undisturbed
 def prune(
     model: nn.Module,
     calibration: Iterable[Any],
@@ -99,13 +101,17 @@ def prune(
         progress: called with the stage, the steps done and their number.
     """
     method = find_method(method)
-    goal = Goal(tolerance, budget, validation, evaluate, widths or {}, min_width)
+    goal = Goal(tolerance, budget, validation, evaluate, {} if widths is None else widths, min_width)
     require_possible(goal, method)
+    require_model(model)
+    require_progress(progress)
+    require_flag("keep_class", keep_class)
+    choice = Choice.of(only, exclude)
     clock = Clock()
     with clock("trace"):
         batches = Stream(calibration)
         untie = budget is None or budget.of != "parameters"
-        traced = _prunable(model, batches.first, keep_class=keep_class, only=only, exclude=exclude, untie=untie)
+        traced = _prunable(model, batches.first, keep_class=keep_class, choice=choice, untie=untie)
         model = traced.standalone.model  # a copy, from here on
         widths_by_group(traced.structure, goal.widths)  # a name that does not exist is refused before the work
         method = runnable(method, traced, goal)
@@ -137,6 +143,7 @@ def prune(
     return Result(smaller, recovered.plan, report, first_samples(data.first), class_name(type(model)))
 
 
+@undisturbed
 def inspect(
     model: nn.Module,
     example: Any,
@@ -150,15 +157,13 @@ def inspect(
     return inspect_structure(model, traced.structure)
 
 
-def _prunable(
-    model: nn.Module, example: Any, *, keep_class: bool, only: Iterable[str], exclude: Iterable[str], untie: bool
-) -> Traced:
+def _prunable(model: nn.Module, example: Any, *, keep_class: bool, choice: Choice, untie: bool) -> Traced:
     """The structure to work on: that of the standalone form only if one graph serves every batch size.
 
     Raises:
         LockedError: nothing can be pruned.
     """
-    only, exclude = (names if isinstance(names, str) else tuple(names) for names in (only, exclude))
+    only, exclude = choice.only, choice.exclude
     traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude, untie=untie)
     try:
         if traced.form is not None:

@@ -5,20 +5,24 @@ The methods themselves, `Best`, `Fast`, `Paper` and `Released`, are in `recoup.m
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from recoup.algebra.selection.problem import Selector
-from recoup.errors import UsageError, unknown_name
+from recoup.errors import UsageError, require_kind, shown, unknown_name
 
 Weighting = Literal["slope", "none"]
 Outputs = Literal["auto", "classes", "values"]
 
 # What "device" stands for: tensor cores take half precision in eights; a CPU register holds up to 16 float32 values.
 MULTIPLES = MappingProxyType({"cuda": 8, "cpu": 16})
+# Random generators take no larger seeds.
+SEEDS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,9 @@ class Budget:
             names = ", ".join(self._all())
             raise UsageError(f"a Budget names exactly one of {names}; got {len(given)} of them.")
         for name, value in given.items():
-            if not 0 < value <= 1:
-                raise UsageError(f"Budget({name}={value}): the share to keep must lie above 0 and not above 1.")
+            if not is_number(value) or not 0 < value <= 1:
+                raise UsageError(f"Budget({name}={value!r}): the share to keep must lie above 0 and not above 1.")
+            object.__setattr__(self, name, plain_number(value))
 
     @property
     def of(self) -> str:
@@ -144,15 +149,79 @@ class SequentialMethod(Method, Protocol):
         ...
 
 
+# What `Method` asks of every method, by name.
+ASKED_OF_METHODS = (
+    "selector", "weighting", "ridge", "positions", "multiple_of", "seed", "confidence", "holds_out",
+    "allocate", "recover",
+)  # fmt: skip
+
+
+def require_method(method: object) -> None:
+    """Refuse what is no value of a method: a name, a class, or a value that lacks what the stages read of it."""
+    if isinstance(method, str):
+        raise UsageError(f"method must be a value here, such as recoup.Best(), got the name {method!r}.")
+    if isinstance(method, type) or not hasattr(method, "allocate"):
+        raise UsageError(f"method must be a name or a value such as recoup.Best(), got {shown(method)}.")
+    missing = [name for name in ASKED_OF_METHODS if not hasattr(method, name)]
+    if missing:
+        raise UsageError(
+            f"method {type(method).__name__} lacks {', '.join(missing)}. CONTRIBUTING.md shows what a method has."
+        )
+
+
+def require_progress(progress: object) -> None:
+    """Refuse what cannot be called with a stage, the steps done and their number."""
+    if not callable(progress):
+        raise UsageError(f"progress must be a function of (stage, done, total), got {shown(progress)}.")
+    try:
+        signature = inspect.signature(progress)
+    except (TypeError, ValueError):  # a function without one, of another language
+        return
+    try:
+        signature.bind("stage", 0, None)
+    except TypeError as error:
+        raise UsageError(
+            f"progress is called as progress(stage, done, total), which {shown(progress)} does not take: {error}."
+        ) from error
+
+
+def require_flag(what: str, value: object) -> None:
+    """Refuse what is neither True nor False."""
+    require_kind(what, value, bool, "True or False")
+
+
+def require_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The names in a list; one text in the place of a list is refused, and so is what is no text in it."""
+    if isinstance(names, str):
+        raise UsageError(f"{what} must be a list of names, got the text {names!r}. Write [{names!r}].")
+    try:
+        listed = tuple(names)
+    except TypeError:
+        raise UsageError(f"{what} must be a list of names, got {shown(names)}.") from None
+    for name in listed:
+        require_kind(f"every name in {what}", name, str, "a text")
+    return listed
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a real number, of Python's or numpy's, and no flag."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def plain_number(value: Any) -> float:
+    """The same number as Python's own, which can be written to a file."""
+    return value if type(value) in (int, float) else float(value)
+
+
 def require_one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
     """Refuse a name that is not among those allowed."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise unknown_name(what, value, allowed)
 
 
 def require_at_least(what: str, value: float, least: float) -> None:
     """Refuse what is no number, or a smaller one."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
+    if not is_number(value) or not least <= value < math.inf:
         raise UsageError(f"{what} must be a number of at least {least}, got {value}.")
 
 
@@ -165,9 +234,12 @@ def require_whole(what: str, value: Any, least: int = 1) -> None:
 def require_common(method: Method) -> None:
     """Check the fields that every method has."""
     require_at_least("ridge", method.ridge, 0)
-    require_whole("multiple_of", 1 if method.multiple_of == "device" else method.multiple_of)
+    is_device = isinstance(method.multiple_of, str) and method.multiple_of == "device"
+    require_whole("multiple_of", 1 if is_device else method.multiple_of)
     require_whole("positions", 1 if method.positions is None else method.positions)
     require_whole("seed", method.seed, least=0)
+    if method.seed >= SEEDS:
+        raise UsageError(f"seed must be below 2 to the power of 63, got {method.seed}.")
 
 
 def multiple_on(method: Method, device: str) -> int:
@@ -184,7 +256,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         require_whole("min_width", self.min_width)
+        require_kind("widths", self.widths, Mapping, "a dict of channels by name, such as {'conv1': 48}")
         for name, width in self.widths.items():
+            require_kind("every name in widths", name, str, "a text")
             require_whole(f"widths[{name!r}]", width)
 
     def least(self, name: str, width: int) -> int:

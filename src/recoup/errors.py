@@ -9,6 +9,9 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
+# Characters of a value that a message shows.
+MOST_SHOWN = 80
+
 
 class RecoupError(Exception):
     """Any failure a user can act on; the command line prints it and exits with `exit_code`."""
@@ -73,6 +76,29 @@ def warn(message: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, RecoupWarning, stacklevel=level)
+
+
+def require_kind(what: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
+    """Refuse a value of another type than one of `kind`; `expected` says in words what it should be."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{what} must be {expected}, got {shown(value)}.")
+
+
+def shown(value: object) -> str:
+    """A value for a message, cut to a readable length, with its type where the text alone may mislead."""
+    try:
+        text = repr(value)
+    except Exception:  # user code
+        text = ""
+    if not text or len(text) > MOST_SHOWN or "\n" in text:
+        text = f"{text[:MOST_SHOWN]} ...".splitlines()[0] if text else "a value"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"{text} ({type(value).__name__})"
+
+
+def told(error: BaseException) -> str:
+    """An error of somebody else's for a message of ours: its type and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def unknown_name(what: str, name: object, known: Iterable[str], more: str = "") -> UsageError:

@@ -113,10 +113,8 @@ class Watch:
         if event == "open":
             return bool(isinstance(args[2], int) and args[2] & self.WRITES) and args[0] != os.devnull
         if event == "exec":
-            # torch.fx writes the forward pass of its graph modules, from names that were checked, and reads the types
-            # in the schemas of torch's own operators.
-            is_schema = sys._getframe(2).f_code.co_filename.endswith("torch/fx/operator_schemas.py")
-            return not is_schema and not str(args[0].co_filename).startswith("<eval_with_key>")
+            # torch.fx reads the types in the schemas of torch's own operators.
+            return not sys._getframe(2).f_code.co_filename.endswith("torch/fx/operator_schemas.py")
         return event.startswith(self.FORBIDDEN) and event not in self.HARMLESS
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from recoup.allocation.latency import Latency
-from recoup.config import Budget, Limits
-from recoup.errors import UsageError
+from recoup.config import Budget, Limits, is_number, plain_number
+from recoup.errors import UsageError, require_kind, shown
 from recoup.inputs.batches import require_repeatable
 from recoup.judge.acceptance import Acceptance, Verdict
 from recoup.judge.accuracy import Evaluate
@@ -34,23 +34,33 @@ class Goal:
     min_width: int = 1
 
     def __post_init__(self) -> None:
+        Limits(self.widths, self.min_width)
         asked = (self.tolerance is not None) + (self.budget is not None)
         if asked > 1 or not (asked or self.widths):
             raise UsageError(
                 "give either a tolerance, in points, or a budget, such as Budget(macs=0.5), not both. Widths by hand, "
                 "such as widths={'conv1': 48}, may stand alone."
             )
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise UsageError(
-                f"tolerance must be above 0 points, got {self.tolerance}. For a fixed size ask for a budget."
-            )
-        if self.tolerance == math.inf:
-            raise UsageError("a tolerance without end allows anything. For a fixed size ask for a budget.")
+        if self.tolerance is not None:
+            _require_points(self.tolerance)
+            object.__setattr__(self, "tolerance", plain_number(self.tolerance))
+        if self.budget is not None:
+            require_kind("budget", self.budget, Budget, "a Budget, such as recoup.Budget(macs=0.5)")
+        if self.evaluate is not None and (isinstance(self.evaluate, nn.Module) or not callable(self.evaluate)):
+            raise UsageError(f"evaluate must be a function from a model to points, got {shown(self.evaluate)}.")
         if self.validation is not None and self.evaluate is not None:
             raise UsageError("give either validation= or evaluate=, not both.")
         if self.validation is not None:
             require_repeatable(self.validation, "validation")
-        Limits(self.widths, self.min_width)
+
+
+def _require_points(tolerance: Any) -> None:
+    if not is_number(tolerance):
+        raise UsageError(f"tolerance must be a number of points, got {shown(tolerance)}.")
+    if not tolerance > 0:
+        raise UsageError(f"tolerance must be above 0 points, got {tolerance}. For a fixed size ask for a budget.")
+    if tolerance == math.inf:
+        raise UsageError("a tolerance without end allows anything. For a fixed size ask for a budget.")
 
 
 @dataclass(frozen=True, slots=True)

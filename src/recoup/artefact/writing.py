@@ -34,6 +34,7 @@ from recoup.artefact.samples import Samples, take_samples
 from recoup.artefact.tree import class_name
 from recoup.channels.groups import named_tensors
 from recoup.errors import ArtefactError, warn
+from recoup.graph.copies import strip_hooks, working_copy
 from recoup.inputs.batches import Inputs
 from recoup.plan import Plan
 from recoup.report.content import Report
@@ -117,7 +118,8 @@ def _write(draft: Path, model: nn.Module, plan: Plan, report: Report, source: st
 
 
 def _write_manifest(draft: Path, model: nn.Module, plan: Plan, samples: Inputs | None, original: str | None) -> None:
-    taken = take_samples(model, samples, plan.graph)
+    bare = model if plan.keeps_hooks else strip_hooks(working_copy(model))
+    taken = take_samples(bare, samples, plan.graph)
     if isinstance(taken, Samples):
         save_file(dict(taken.tensors), draft / SAMPLES)
     elif samples is not None:

@@ -210,12 +210,18 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def place_of_bias(model: nn.Module, tensors: Mapping[str, Tensor], product: Product) -> str | None:
     """Name of the bias that the call adds, now or once its layer has one; None where there is no place for it."""
-    module = model.get_submodule(product.where)
-    if product.weight not in tensors or module._parameters.get("weight") is not tensors[product.weight]:
+    owner = product.weight.rpartition(".")[0]
+    is_known = product.where in dict(model.named_modules(remove_duplicate=False))
+    where = product.where if is_known else owner  # a module made in forward, as by a slice, has no name in the model
+    if product.weight not in tensors:
+        return None
+    module = model.get_submodule(where)
+    if module._parameters.get("weight") is not tensors[product.weight]:
         return None
     if product.bias is not None and product.bias in tensors:
         return product.bias if module._parameters.get("bias") is tensors[product.bias] else None
-    return f"{product.where}.bias" if isinstance(module, (_ConvNd, nn.Linear)) and module.bias is None else None
+    can_have_one = isinstance(module, (_ConvNd, nn.Linear)) and module.bias is None
+    return f"{where}.bias" if is_known and can_have_one else None
 
 
 def numbers(labels: Tensor, numbering: Tensor) -> Tensor:

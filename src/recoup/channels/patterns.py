@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from recoup.channels.groups import Group, Structure
+from recoup.config import require_names
 from recoup.errors import UsageError, unknown_name
 
 LEFT_ALONE = "left alone by request"
@@ -22,7 +23,7 @@ class Choice:
     @classmethod
     def of(cls, only: Iterable[str], exclude: Iterable[str]) -> Choice:
         """The choice by lists of names; one text in the place of a list is refused."""
-        return cls(_listed(only, "only"), _listed(exclude, "exclude"))
+        return cls(require_names("only", only), require_names("exclude", exclude))
 
     def lock_others(self, structure: Structure) -> Structure:
         """The structure with every other group locked.
@@ -65,12 +66,6 @@ def _names(group: Group) -> Iterator[str]:
 
 def _matches(pattern: str, name: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
-
-
-def _listed(patterns: Iterable[str], what: str) -> tuple[str, ...]:
-    if isinstance(patterns, str):
-        raise UsageError(f"{what} must be a list of names, got the text {patterns!r}. Write [{patterns!r}].")
-    return tuple(patterns)
 
 
 def _require_possible(group: Group, width: int) -> None:

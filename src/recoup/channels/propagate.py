@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from recoup.graph.capture import Captured, module_path
 from recoup.graph.runner import arguments, call
 from recoup.graph.usage import written_tensors
 from recoup.labels.arrays import FIXED, NONE, compress, constant, varying_dims
 from recoup.labels.constraints import RETURNED, Constraints, TensorRef
-from recoup.operators.call import LabelCall
+from recoup.operators.call import LabelCall, lock_operands
 from recoup.operators.names import operation_name, writes
 from recoup.operators.record import is_carrier, is_movement, operator_of, unknown
 
@@ -45,10 +46,19 @@ def propagate(captured: Captured, *, sizes_stay: bool = False) -> Propagated:
 
 
 def shape_of(value: Any) -> Any:
-    """Size of a recorded result, or a list of sizes."""
+    """Size of a recorded result, or a list of sizes; a dim whose size depends on values counts as one."""
     if isinstance(value, Tensor):
-        return torch.Size(value.shape)
+        return torch.Size(1 if free_unbacked_symbols(size) else size for size in value.shape)
     return [shape_of(part) for part in value] if isinstance(value, (list, tuple)) else None
+
+
+def _depends_on_values(value: Any) -> bool:
+    """Whether a size of a recorded result, or the number itself, is known only when values are, as nonzero's is."""
+    if isinstance(value, (list, tuple)):
+        return any(_depends_on_values(part) for part in value)
+    return isinstance(value, (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) and bool(
+        free_unbacked_symbols(value)
+    )
 
 
 def _placeholder(node: fx.Node, captured: Captured, moving: Collection[str]) -> Any:
@@ -70,6 +80,12 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], constraints: Constraints)
     args, kwargs = arguments(node, values.__getitem__)
     name, shape = operation_name(node.target), shape_of(node.meta.get("val"))
     labelled = LabelCall(node.target, name, module_path(node), node.name, args, kwargs, shape)
+    if any(_depends_on_values(value.meta.get("val")) for value in (node, *node.all_input_nodes)):
+        return lock_operands(labelled, constraints, f"{labelled.site}: a size there depends on the values of a tensor")
+    if any(isinstance(value, TensorRef) and value.value.is_complex() for value in (*args, *kwargs.values())):
+        return lock_operands(
+            labelled, constraints, f"{labelled.site} computes with complex weights, which are not refitted"
+        )
     try:
         result = operator_of(node.target).propagate(labelled, constraints)
     except (TypeError, ValueError, IndexError, RuntimeError, AttributeError):  # a form of the call no rule expects

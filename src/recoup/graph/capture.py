@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import ConstantArgument, InputKind
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import TreeSpec, tree_map
 
 from recoup.errors import CaptureError
 from recoup.graph.copies import copied, light_copy, working_copy
 from recoup.graph.modes import quiet, symbolic_len
 from recoup.inputs.batches import Inputs
-from recoup.operators.names import operation_name
+from recoup.inputs.surroundings import as_the_caller
 
 # Relations between sizes beyond which they are not followed: most networks have some twenty, windows of windows
 # thousands, over which torch reasons for minutes.
@@ -62,15 +61,7 @@ def capture(model: nn.Module, inputs: Inputs, *, can_run: bool = True) -> Captur
     Raises:
         CaptureError: the forward pass fails on these inputs, or uses something `torch.export` cannot follow.
     """
-    captured = _captured(export(model, inputs, can_run=can_run), model)
-    for node in captured.graph.nodes:
-        if free_unbacked_symbols(node.meta.get("val")):
-            raise CaptureError(
-                f"in {type(model).__name__} the size of a value depends on the data ({operation_name(node.target)} in "
-                f"{module_path(node) or 'forward'}), so its channels cannot be followed. Move that part out of the "
-                "model, or prune the sub-module that does the heavy work."
-            )
-    return captured
+    return _captured(export(model, inputs, can_run=can_run), model)
 
 
 def export(
@@ -87,7 +78,7 @@ def export(
     twin = light_copy(model)
     args, kwargs = tuple(inputs.args), dict(inputs.kwargs)
     try:
-        with quiet(), torch.no_grad():
+        with quiet(), torch.no_grad(), as_the_caller():
             if follow is None:
                 return torch.export.export(twin, args, kwargs, strict=False)
             for module in twin.modules():
@@ -164,7 +155,8 @@ def _check_runs(model: nn.Module, inputs: Inputs) -> None:
     except Exception as error:  # user code
         raise CaptureError(
             f"{type(model).__name__} fails on inputs of shape {inputs.shapes()} ({type(error).__name__}: "
-            f"{_brief(error)}). Check the shape, dtype and number of inputs in the first calibration batch."
+            f"{_brief(error)}). Check the shape, dtype and number of inputs in the first calibration batch; samples "
+            "lie along its first dimension, so a single one is x[None]."
         ) from error
 
 

@@ -9,12 +9,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_flatten
 
-from recoup.errors import CalibrationError, CaptureError, InputError
+from recoup.errors import (
+    CalibrationError,
+    CaptureError,
+    InputError,
+    ModelError,
+    RecoupError,
+    require_kind,
+    told,
+)
+from recoup.inputs.surroundings import as_the_caller
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,8 +55,8 @@ class Inputs:
 
     @property
     def size(self) -> int:
-        """Number of samples: the common first dimension of the tensors."""
-        return self.tensors()[0].shape[0] if self.tensors() and self.tensors()[0].dim() else 1
+        """Number of samples: the first dimension of the first tensor that has one."""
+        return next((tensor.shape[0] for tensor in self.tensors() if tensor.dim()), 1)
 
     def first(self, count: int) -> Inputs:
         """The first `count` samples."""
@@ -60,7 +72,8 @@ class Inputs:
 
     def call(self, model: nn.Module) -> Any:
         """What the model returns for this call."""
-        return model(*self.args, **self.kwargs)
+        with as_the_caller():
+            return model(*self.args, **self.kwargs)
 
     def shapes(self) -> str:
         """For messages: the shapes of the tensors."""
@@ -74,28 +87,139 @@ class Inputs:
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the model's parameters are, and so where its inputs must be."""
-    first = next(iter(model.parameters()), None)
-    if first is None:
-        raise CaptureError(f"{type(model).__name__} has no parameters, so there is nothing to prune or measure in it.")
-    return first.device
+    require_model(model)
+    return next(iter(model.parameters())).device
+
+
+def require_model(model: object) -> None:
+    """Refuse what is no module with parameters that hold numbers.
+
+    Raises:
+        UsageError: it is no module.
+        CaptureError: it has no parameters, or is TorchScript.
+        ModelError: its parameters hold no numbers yet, or cannot be computed with.
+    """
+    require_kind("model", model, nn.Module, "a torch.nn.Module, made and loaded")
+    assert isinstance(model, nn.Module)
+    name = type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError(
+            f"{name} is TorchScript, which has no Python code to capture. Give the model it was made from."
+        )
+    if next(iter(model.parameters()), None) is None:
+        packed = [type(part).__name__ for part in model.modules() if "quantized" in type(part).__module__]
+        why = f": {packed[0]} packs its weights. Prune before you quantise" if packed else ""
+        raise CaptureError(f"{name} has no parameters, so there is nothing to prune or measure in it{why}.")
+    for tensor_name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        _require_numbers(f"{name}: {tensor_name}", tensor)
+
+
+def _require_numbers(name: str, tensor: Tensor) -> None:
+    if is_lazy(tensor):
+        raise ModelError(f"{name} has no size yet. Run the model once on a batch, then prune it.")
+    if tensor.is_meta:
+        raise ModelError(f"{name} is on the meta device and holds no numbers. Load the weights first.")
+    if tensor.is_inference():
+        raise ModelError(
+            f"{name} was made in torch.inference_mode, which forbids to compute derivatives. Make or load the model "
+            "outside of it, or give copy.deepcopy(model), made outside of it."
+        )
 
 
 def inputs_of(batch: Any, model: nn.Module) -> Inputs:
-    """The call a batch stands for; labels are left out."""
+    """The call a batch stands for; labels are left out.
+
+    Raises:
+        CalibrationError: it is of no known form, has no samples, or holds tensors that nothing can be computed of.
+    """
     if isinstance(batch, Inputs):
         return batch
+    inputs = _call_of(batch, model).map(_plain)
+    sizes = [tensor.shape[0] for tensor in inputs.tensors() if tensor.dim()]
+    if not sizes:
+        held = "only single numbers" if inputs.tensors() else "no tensor"
+        raise CalibrationError(
+            f"a batch holds {held}, so it has no dimension for samples. Give tensors whose first dimension counts the "
+            "samples, as x[None] does for one."
+        )
+    if not inputs.size:
+        raise CalibrationError(f"a batch of shape {inputs.shapes()} holds no samples. Leave empty batches out.")
+    return inputs
+
+
+def numbered_inputs(batch: Any, model: nn.Module, number: object, what: str = "calibration") -> Inputs:
+    """The call a batch stands for, with its number in the error if there is none."""
+    try:
+        return inputs_of(batch, model)
+    except CalibrationError as error:
+        raise CalibrationError(f"{what} batch {number}: {error}") from error
+
+
+def require_alike(first: Inputs, inputs: Inputs, number: object) -> None:
+    """Refuse a calibration batch whose arguments are others than the first one's, or of other dtypes or ranks."""
+    ours, theirs = (
+        tree_flatten((part.args, {name: part.kwargs[name] for name in sorted(part.kwargs)})) for part in (first, inputs)
+    )
+    if ours[1] != theirs[1]:
+        raise CalibrationError(
+            f"calibration batch {number} calls the model with {_arguments(inputs)}, the first one with "
+            f"{_arguments(first)}. Every batch must have the form of the first one."
+        )
+    for a, b in zip(ours[0], theirs[0], strict=True):
+        if _kind(a) != _kind(b):
+            raise CalibrationError(
+                f"calibration batch {number} holds {_kind(b)} where the first one holds {_kind(a)}. Every batch must "
+                "have the form of the first one."
+            )
+
+
+def _arguments(inputs: Inputs) -> str:
+    """For messages: how a model is called."""
+    names = ", ".join(map(str, inputs.kwargs))
+    return f"{len(inputs.args)} positional inputs" + (f" and {names}" if names else "")
+
+
+def _kind(value: Any) -> str:
+    return f"a {value.dtype} tensor of {value.dim()} dims" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _call_of(batch: Any, model: nn.Module) -> Inputs:
     if isinstance(batch, Tensor):
         return Inputs((batch,), {})
     if isinstance(batch, Mapping):
         return Inputs((), dict(batch))
     if not isinstance(batch, (tuple, list)) or not batch:
-        raise CalibrationError(
-            f"a batch of type {type(batch).__name__} cannot be fed to {type(model).__name__}. Give a tensor, an "
-            "(inputs, labels) pair, a tuple of inputs for a model that takes several, or a dict of keyword inputs."
-        )
-    if is_labelled_pair(batch, model):
-        return inputs_of(batch[0], model) if isinstance(batch[0], (Tensor, Mapping)) else Inputs(tuple(batch[0]), {})
-    return Inputs(tuple(batch) if required_inputs(model) > 1 else (batch[0],), {})
+        raise _unknown_form(batch, model)
+    if not is_labelled_pair(batch, model):
+        return Inputs(tuple(batch) if required_inputs(model) > 1 else (batch[0],), {})
+    inputs = batch[0]
+    if isinstance(inputs, (Tensor, Mapping)):
+        return _call_of(inputs, model)
+    if not isinstance(inputs, (tuple, list)):
+        raise _unknown_form(inputs, model)
+    return Inputs(tuple(inputs), {})
+
+
+def _unknown_form(batch: Any, model: nn.Module) -> CalibrationError:
+    return CalibrationError(
+        f"a batch of type {type(batch).__name__} cannot be fed to {type(model).__name__}. Give a tensor, an "
+        "(inputs, labels) pair, a tuple of inputs for a model that takes several, or a dict of keyword inputs."
+    )
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A tensor without the class it may have of its own, such as torchvision's images have; dense, with values."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            raise CalibrationError(f"a batch holds a {type(tensor).__name__}, which is no ordinary tensor. Give one.")
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.").removeprefix("_")
+            raise CalibrationError(f"a batch holds a {kind} tensor. Make it dense, as x.to_dense() does.")
+        if tensor.is_meta:
+            raise CalibrationError("a batch holds a tensor on the meta device, which has no values. Give real ones.")
+        if tensor.is_quantized:
+            raise CalibrationError("a batch holds a quantised tensor. Give x.dequantize().")
+        return tensor if type(tensor) is Tensor else tensor.detach().as_subclass(Tensor)
 
 
 def is_labelled_pair(batch: Any, model: nn.Module) -> bool:
@@ -140,8 +264,8 @@ class Stream:
         _check_iterable(batches, what)
         self.length = length_of(batches)
         self._what, self._is_read = what, False
-        self._rest = iter(batches)
-        self.first = next(self._rest, _NOTHING)
+        self._rest: Iterator[Any] = self._read(lambda: iter(batches), 1)
+        self.first = self._next(1)
         if self.first is _NOTHING:
             raise CalibrationError(
                 f"{what} gave no batch. It is empty, or an iterator that was read to its end before: pass a list, a "
@@ -154,43 +278,68 @@ class Stream:
                 f"the {self._what} batches were read before, and only the first of them is left. Make a new split."
             )
         self._is_read = True
-        yield self.first
-        yield from self._rest
+        batch, number = self.first, 1
+        while batch is not _NOTHING:
+            yield batch
+            number += 1
+            batch = self._next(number)
+
+    def _next(self, number: int) -> Any:
+        return self._read(lambda: next(self._rest, _NOTHING), number)
+
+    def _read(self, step: Callable[[], Any], number: int) -> Any:
+        """What the caller's data gives, in the modes it counts on."""
+        try:
+            with as_the_caller():
+                return step()
+        except RecoupError:
+            raise
+        except Exception as error:  # user code
+            raise CalibrationError(
+                f"{self._what} batch {number} could not be read ({told(error)}). Repair the data, or leave that batch "
+                "out."
+            ) from error
 
 
 def length_of(batches: Iterable[Any]) -> int | None:
     """Number of batches where it is known."""
     try:
         return len(batches)  # type: ignore[arg-type]  # asking is the way to know
-    except TypeError:
+    except Exception:  # no length, or user code that fails on it
         return None
 
 
-def call_checked(model: Callable[..., Any], inputs: Inputs, number: object) -> Any:
+def call_checked(model: Callable[..., Any], inputs: Inputs, number: object, what: str = "calibration") -> Any:
     """What the model returns for a copy of the inputs, with an error that names the batch where it fails."""
     own = inputs.copy()
     try:
-        return model(*own.args, **own.kwargs)
+        with as_the_caller():
+            return model(*own.args, **own.kwargs)
     except (CalibrationError, InputError) as error:
-        raise CalibrationError(f"calibration batch {number}: {error}") from error
+        raise CalibrationError(f"{what} batch {number}: {error}") from error
     except Exception as error:  # user code
+        sizes = {tensor.shape[0] for tensor in inputs.tensors() if tensor.dim()}
+        hint = "Every batch must have the form of the first one."
+        if len(sizes) > 1:
+            hint = f"Its tensors, {inputs.shapes()}, differ in their first dimension: is it the samples in all of them?"
         raise CalibrationError(
-            f"calibration batch {number} with samples of shape {inputs.sample_shapes()} makes the model fail "
-            f"({type(error).__name__}: {str(error)[:200]}). Every batch must have the form of the first one."
+            f"{what} batch {number} with samples of shape {inputs.sample_shapes()} makes the model fail "
+            f"({told(error)}). {hint}"
         ) from error
 
 
 def check_finite(inputs: Inputs, number: object) -> None:
     """Refuse a calibration batch with values that are not finite."""
     for tensor in inputs.tensors():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        has_fractions = tensor.is_floating_point() or tensor.is_complex()
+        if has_fractions and not bool(tensor.isfinite().all()):
             raise CalibrationError(f"calibration batch {number} holds NaN or infinite inputs. Remove or repair it.")
 
 
 def require_repeatable(batches: Iterable[Any], what: str) -> None:
     """Refuse a one-shot iterator where the data is read more than once."""
     _check_iterable(batches, what)
-    if iter(batches) is batches:
+    if isinstance(batches, Iterator):
         raise CalibrationError(
             f"{what} is an iterator that can be read only once, but it is read for every candidate. Pass a list or "
             "a DataLoader."
@@ -209,7 +358,7 @@ def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _check_iterable(batches: Any, what: str) -> None:
-    single = isinstance(batches, (Tensor, Mapping))
+    single = isinstance(batches, (Tensor, Mapping, str, bytes, type))
     if single or not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
         raise CalibrationError(
             f"{what} must be an iterable of batches, got one {type(batches).__name__}. Wrap a single batch in a list: "

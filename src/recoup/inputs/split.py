@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from recoup.errors import CalibrationError
-from recoup.inputs.batches import Inputs, Stream, check_finite, device_of, inputs_of
+from recoup.errors import CalibrationError, require_kind
+from recoup.inputs.batches import Inputs, Stream, check_finite, device_of, inputs_of, numbered_inputs, require_alike
+from recoup.inputs.surroundings import undisturbed
 
 # One image in five is held out, to judge the fits by.
 HELD_OUT = 5
@@ -63,6 +64,7 @@ class Split:
         return [_blended_with(batch, following).to(self.device) for batch, following in pairs]
 
 
+@undisturbed
 def split(model: nn.Module, calibration: Iterable[Any], *, held_out: bool = True) -> Split:
     """All calibration batches, put together to a size that suits the device, every fifth image held out.
 
@@ -73,11 +75,14 @@ def split(model: nn.Module, calibration: Iterable[Any], *, held_out: bool = True
         CalibrationError: there are too few images to hold some out.
     """
     device = device_of(model)
+    require_kind("held_out", held_out, bool, "True or False")
     stream = calibration if isinstance(calibration, Stream) else Stream(calibration)
     first = inputs_of(stream.first, model)
     if not held_out:
         return Split((), (), (), (), device, first, stream)
-    given = (_checked(inputs_of(batch, model), number) for number, batch in enumerate(stream, start=1))
+    given = (
+        _checked(numbered_inputs(batch, model, number), number, first) for number, batch in enumerate(stream, start=1)
+    )
     parts: list[Inputs] = []
     numbers: list[str] = []
     held: list[int] = []
@@ -101,7 +106,8 @@ def split(model: nn.Module, calibration: Iterable[Any], *, held_out: bool = True
     return Split(tuple(parts), tuple(numbers), fit, tuple(held), device, first)
 
 
-def _checked(inputs: Inputs, number: int) -> Inputs:
+def _checked(inputs: Inputs, number: int, first: Inputs) -> Inputs:
+    require_alike(first, inputs, number)
     check_finite(inputs, number)
     return inputs
 

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from recoup.errors import CalibrationError, RecoupError, VerificationError
+from recoup.errors import CalibrationError, RecoupError, VerificationError, told
+from recoup.graph.copies import duplicate
 from recoup.inputs.batches import require_repeatable
 from recoup.judge.accuracy import Evaluate, read_answers
+from recoup.judge.chance import warn_at_chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class ScoreAcceptance:
 
     def __init__(self, model: nn.Module, measure: Evaluate) -> None:
         self._measure = measure
-        self.base = measure(model)
+        self.base = _score_of_original(model, measure)
 
     def require_enough(self, tolerance: float) -> None:
         """Any tolerance can be seen to be kept."""
@@ -69,11 +71,13 @@ class ImageAcceptance:
     def __init__(self, model: nn.Module, batches: Iterable[Any], confidence: float) -> None:
         require_repeatable(batches, "validation")
         self._batches, self._confidence, self._z = batches, confidence, NormalDist().inv_cdf(confidence)
-        first = read_answers(model, batches)
+        first = read_answers(duplicate(model), batches)
         self.what = "agreement" if first.labels is None else "accuracy"
         self._marks, self._truth = first.marks, first.answers if first.labels is None else first.labels
         self._right = first.answers == self._truth
         self.base = 100.0 * float(self._right.double().mean())
+        if first.labels is not None:
+            warn_at_chance(first.answers, first.labels, first.classes)
 
     def require_enough(self, tolerance: float) -> None:
         """Refuse a tolerance below the bound of no difference at all.
@@ -93,7 +97,7 @@ class ImageAcceptance:
 
     def __call__(self, candidate: nn.Module, /) -> Verdict:
         """Points lost, and the bound on them."""
-        reading = read_answers(candidate, self._batches)
+        reading = read_answers(candidate, self._batches, is_candidate=True)
         if not torch.equal(reading.marks, self._marks):
             raise CalibrationError(
                 "validation gives other images, or the same in another order, when it is read again, so that two "
@@ -109,6 +113,22 @@ class ImageAcceptance:
         return float(lost.mean()) + self._z * math.sqrt(variance / len(lost))
 
 
+def _score_of_original(model: nn.Module, measure: Evaluate) -> float:
+    """What the caller's measure says of the caller's model, which it may leave in another mode."""
+    training = [(module, module.training) for module in model.modules()]
+    try:
+        return measure(model)
+    except RecoupError:
+        raise
+    except Exception as error:  # user code
+        raise CalibrationError(
+            f"evaluate(model) failed on the original model ({told(error)}). It has to return its points."
+        ) from error
+    finally:
+        for module, was_training in training:
+            module.training = was_training
+
+
 def judged(acceptance: Acceptance, candidate: nn.Module) -> Verdict:
     """What the acceptance says of a candidate.
 
@@ -119,7 +139,7 @@ def judged(acceptance: Acceptance, candidate: nn.Module) -> Verdict:
         return acceptance(candidate)
     except RecoupError:
         raise
-    except RuntimeError as error:  # raised by torch inside the candidate, or by the caller's measure
+    except Exception as error:  # raised by torch inside the candidate, or by the caller's measure
         raise VerificationError(
             f"a candidate could not be measured ({str(error)[:200]}). If your measure runs on the original model, "
             "please report the model: its code depends on sizes in a way that was not seen."

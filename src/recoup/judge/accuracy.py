@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recoup.errors import CalibrationError
+from recoup.config import is_number
+from recoup.errors import CalibrationError, VerificationError, require_kind, shown, told
+from recoup.graph.copies import duplicate
 from recoup.graph.modes import evaluating
-from recoup.inputs.batches import Inputs, Stream, device_of, inputs_of, is_labelled_pair
+from recoup.inputs.batches import Inputs, Stream, device_of, is_labelled_pair, numbered_inputs
+from recoup.inputs.surroundings import as_the_caller, undisturbed
 
 Evaluate: TypeAlias = Callable[[nn.Module], float]
 NO_LABELS = (
@@ -20,60 +24,81 @@ NO_LABELS = (
     "with a measure of your own, or ask for a `budget=`, which needs no labels."
 )
 
+_CHECK = "Check its weights, the batch, and how the inputs are normalised."
 
+
+@undisturbed
 def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
     """Percentage of samples whose largest output is at the label's place."""
+    device_of(model)
     stream = Stream(batches, "validation")
     if not is_labelled_pair(stream.first, model):
         raise CalibrationError(NO_LABELS)
-    device = device_of(model)
-    right, seen = torch.zeros((), dtype=torch.long, device=device), 0
-    with evaluating(model):
-        for batch in stream:
-            inputs = inputs_of(batch, model).to(device)
-            labels = _labels(batch[1], inputs.size).to(device)
-            scores = _scores(inputs.call(model), len(labels))
-            right += (scores.argmax(dim=1) == labels).sum()
-            seen += len(labels)
-    return 100.0 * int(right) / seen
+    seen = read_answers(duplicate(model), stream)
+    assert seen.labels is not None
+    return 100.0 * float((seen.answers == seen.labels).double().mean())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
     """One pass over batches: for every sample the place of the largest output (n,), the label (n,) where there is one,
     and a number made of its inputs, by which another pass can be seen to have the same samples in the same order (n,).
+
+    `classes` is how many outputs there are.
     """
 
     answers: Tensor
     labels: Tensor | None
     marks: Tensor
+    classes: int
 
 
-def read_answers(model: nn.Module, batches: Iterable[Any]) -> Answers:
-    """What a model answers, and to what."""
-    device, stream = device_of(model), Stream(batches, "validation")
+def read_answers(model: nn.Module, batches: Iterable[Any], *, is_candidate: bool = False) -> Answers:
+    """What a model of ours answers, and to what; a failure of a candidate is not its data's.
+
+    Raises:
+        CalibrationError: a batch, its labels or what is returned for it cannot be used.
+        VerificationError: the candidate fails.
+    """
+    device = device_of(model)
+    stream = batches if isinstance(batches, Stream) else Stream(batches, "validation")
     is_labelled = is_labelled_pair(stream.first, model)
-    answers, labels, marks = [], [], []
+    answers, labels, marks, classes = [], [], [], 0
     with evaluating(model):
-        for batch in stream:
-            inputs = inputs_of(batch, model)
+        for number, batch in enumerate(stream, start=1):
+            inputs = numbered_inputs(batch, model, number, "validation")
+            if is_labelled_pair(batch, model) is not is_labelled:
+                raise CalibrationError(f"validation batch {number} and the first one: one has labels, the other none.")
             marks.append(_marks(inputs))
+            outputs = _outputs(model, inputs.to(device), number, is_candidate=is_candidate)
+            scores = _scores(outputs, inputs.size)
+            classes = scores.shape[1]
+            if not is_candidate and bool(scores.isnan().all()):
+                raise CalibrationError(f"{type(model).__name__} returns NaN for validation batch {number}. {_CHECK}")
             if is_labelled:
-                labels.append(_labels(batch[1], inputs.size).to(device))
-            answers.append(_scores(inputs.to(device).call(model), inputs.size).argmax(dim=1))
-    return Answers(torch.cat(answers), torch.cat(labels) if is_labelled else None, torch.cat(marks))
+                labels.append(_labels(batch[1], inputs.size, classes, number).to(device))
+            answers.append(scores.argmax(dim=1))
+    return Answers(torch.cat(answers), torch.cat(labels) if is_labelled else None, torch.cat(marks), classes)
 
 
+@undisturbed
 def divergence(model: nn.Module, original: nn.Module, batches: Iterable[Any]) -> float:
     """Mean Kullback-Leibler divergence of the model's class probabilities from the original's, in nats."""
-    stream = Stream(batches, "validation")
+    require_kind("original", original, nn.Module, "a torch.nn.Module")
     device = device_of(model)
+    model, original = duplicate(model), duplicate(original)
+    stream = Stream(batches, "validation")
     total, seen = torch.zeros((), dtype=torch.float64, device=device), 0
     with evaluating(model), evaluating(original):
-        for batch in stream:
-            inputs = inputs_of(batch, model).to(device)
-            target = _scores(inputs.copy().call(original), inputs.size).double().log_softmax(dim=1)
-            actual = _scores(inputs.call(model), inputs.size).double().log_softmax(dim=1)
+        for number, batch in enumerate(stream, start=1):
+            inputs = numbered_inputs(batch, model, number, "validation").to(device)
+            scores = [_scores(_outputs(each, inputs.copy(), number), inputs.size) for each in (original, model)]
+            if scores[0].shape != scores[1].shape:
+                raise CalibrationError(
+                    f"the two models return {scores[1].shape[1]} and {scores[0].shape[1]} scores, so that they cannot "
+                    "be compared."
+                )
+            target, actual = (each.double().log_softmax(dim=1) for each in scores)
             total += (target.exp() * (target - actual)).sum()
             seen += inputs.size
     return float(total) / seen
@@ -83,16 +108,35 @@ def checked(evaluate: Evaluate) -> Evaluate:
     """`evaluate` with a clear error when it returns no finite number."""
 
     def measure(model: nn.Module) -> float:
-        value = evaluate(model)
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise CalibrationError(f"evaluate(model) must return a finite number of points, it returned {value!r}.")
-        return number
+        with as_the_caller():
+            value: Any = evaluate(model)
+        number = (
+            value.item()
+            if isinstance(value, (Tensor, np.ndarray)) and value.shape.count(1) == len(value.shape)
+            else value
+        )
+        if not is_number(number) or not math.isfinite(number):
+            raise CalibrationError(
+                f"evaluate(model) must return a finite number of points, it returned {shown(value)}."
+            )
+        return float(number)
 
     return measure
+
+
+def _outputs(model: nn.Module, inputs: Inputs, number: int, *, is_candidate: bool = False) -> Any:
+    try:
+        return inputs.call(model)
+    except Exception as error:  # user code
+        if is_candidate:
+            raise VerificationError(
+                f"a candidate could not be measured ({told(error)}). Please report the model: its code depends on "
+                "sizes in a way that was not seen."
+            ) from error
+        raise CalibrationError(
+            f"validation batch {number} with samples of shape {inputs.sample_shapes()} makes {type(model).__name__} "
+            f"fail ({told(error)}). Give batches of the form that the model takes."
+        ) from error
 
 
 def _marks(inputs: Inputs) -> Tensor:
@@ -103,14 +147,28 @@ def _marks(inputs: Inputs) -> Tensor:
     return torch.stack(sums).sum(dim=0) if sums else torch.zeros(size, dtype=torch.float64)
 
 
-def _labels(given: Any, samples: int) -> Tensor:
-    labels = torch.as_tensor(given)
-    if labels.shape not in ((samples,), (samples, 1)) or labels.is_floating_point():
+def _labels(given: Any, samples: int, classes: int, number: int) -> Tensor:
+    """Class numbers (samples,), each of them one of the model's outputs."""
+    try:
+        labels = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
         raise CalibrationError(
-            f"labels must be {samples} class numbers, one for each sample, got {tuple(labels.shape)} {labels.dtype}. "
-            "Turn one-hot or soft labels into numbers with argmax(1)."
+            f"the labels of validation batch {number} are no numbers ({told(error)}): got {shown(given)}. Give class "
+            "numbers, one for each sample."
+        ) from error
+    is_whole = not (labels.is_floating_point() or labels.is_complex()) and labels.layout is torch.strided
+    if labels.shape not in ((samples,), (samples, 1)) or not is_whole or labels.is_meta:
+        raise CalibrationError(
+            f"labels must be {samples} class numbers, one for each sample, got {tuple(labels.shape)} {labels.dtype} "
+            f"in validation batch {number}. Turn one-hot or soft labels into numbers with argmax(1)."
         )
-    return labels.view(samples)
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise CalibrationError(
+            f"the labels of validation batch {number} go from {low} to {high}, but the model has {classes} outputs, "
+            f"numbered 0 to {classes - 1}. Number the classes as the model does, and leave out images without a label."
+        )
+    return labels.view(samples).long()
 
 
 def _scores(outputs: Any, samples: int) -> Tensor:

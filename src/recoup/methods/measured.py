@@ -20,7 +20,7 @@ from recoup.allocation.uniform import keep_uniformly
 from recoup.allocation.widths import Widths, widths_for
 from recoup.channels.cost_model import CostModel
 from recoup.channels.patterns import widths_by_group
-from recoup.config import Budget, Limits, Outputs, SequentialMethod, require_common, require_one_of
+from recoup.config import Budget, Limits, Outputs, SequentialMethod, is_number, require_common, require_one_of
 from recoup.errors import UsageError, warn
 from recoup.judge.acceptance import Acceptance, judged
 from recoup.progress import Progress
@@ -39,9 +39,10 @@ def check_measured(method: SequentialMethod) -> None:
     find_selector(method.selector)
     require_common(method)
     require_one_of("outputs", method.outputs, get_args(Outputs))
-    if method.confidence is not None and not 0.5 <= method.confidence < 1:
+    confidence, refine = method.confidence, method.refine
+    if confidence is not None and not (is_number(confidence) and 0.5 <= confidence < 1):
         raise UsageError(f"confidence must be None or lie from 0.5 to below 1, got {method.confidence}.")
-    if not 0 <= method.refine < math.inf:
+    if not is_number(refine) or not 0 <= refine < math.inf:
         raise UsageError(f"refine must be a number of seconds, 0 or more, got {method.refine}.")
 
 

@@ -11,7 +11,7 @@ from recoup.allocation.goal import Allocation, Goal, Proposal, Search
 from recoup.allocation.tolerance import search_within
 from recoup.allocation.uniform import keep_uniformly
 from recoup.allocation.widths import widths_for
-from recoup.config import Method, require_common, require_one_of, require_whole
+from recoup.config import Method, require_common, require_flag, require_one_of, require_whole
 from recoup.errors import CalibrationError
 from recoup.judge.acceptance import Acceptance
 from recoup.judge.accuracy import NO_LABELS
@@ -34,6 +34,7 @@ def check_published(method: PublishedMethod) -> None:
     find_selector(method.selector)
     require_common(method)
     require_whole("steps", method.steps)
+    require_flag("classifier", method.classifier)
     require_one_of("constraint", method.constraint, get_args(Constraint))
     require_one_of("order", method.order, get_args(Order))
     require_one_of("unit", method.unit, get_args(Unit))

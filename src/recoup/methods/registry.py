@@ -10,10 +10,20 @@ from torch import Tensor, nn
 from recoup.algebra.selection import Ranking
 from recoup.allocation.goal import Allocation, Goal
 from recoup.allocation.uniform import NOT_TIMED
-from recoup.config import Method, SequentialMethod
-from recoup.errors import CalibrationError, CaptureError, InputError, UsageError, unknown_name, warn
+from recoup.config import Method, SequentialMethod, require_method, require_progress
+from recoup.errors import (
+    CalibrationError,
+    CaptureError,
+    InputError,
+    UsageError,
+    require_kind,
+    shown,
+    unknown_name,
+    warn,
+)
 from recoup.graph.standalone import entering
 from recoup.inputs.split import Split
+from recoup.inputs.surroundings import undisturbed
 from recoup.judge.acceptance import Acceptance, ImageAcceptance, ScoreAcceptance
 from recoup.judge.accuracy import checked
 from recoup.methods.best import Best, Fast
@@ -38,14 +48,14 @@ NOTHING_TO_MEASURE = (
 def find_method(method: str | Method) -> Method:
     """The method of that name with its defaults, or the value itself."""
     if not isinstance(method, str):
-        if isinstance(method, type) or not hasattr(method, "allocate"):
-            raise UsageError(f"method must be a name or a value such as recoup.Best(), got {method!r}.")
+        require_method(method)
         return method
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
     return METHODS[method]()
 
 
+@undisturbed
 def allocate(
     calibration: Calibration,
     rankings: Mapping[str, Ranking],
@@ -60,13 +70,22 @@ def allocate(
     Raises:
         BudgetError: the budget is out of reach.
     """
+    require_kind("calibration", calibration, Calibration, "what recoup.calibrate returns")
+    require_kind("goal", goal, Goal, "a recoup.Goal, such as recoup.Goal(budget=recoup.Budget(macs=0.5))")
+    require_progress(progress)
+    _require_rankings(calibration, rankings)
     method = calibration.method
+    if acceptance is not None and not (callable(acceptance) and hasattr(acceptance, "require_enough")):
+        raise UsageError(
+            f"acceptance must measure candidates, as recoup makes it from a goal, got {shown(acceptance)}."
+        )
     if acceptance is None:
         acceptance = acceptance_for(calibration.model, goal, method, calibration.split)
     allocation: Allocation = method.allocate(calibration, rankings, goal, acceptance, progress)
     return allocation
 
 
+@undisturbed
 def recover(
     calibration: Calibration,
     allocation: Allocation | Tensor | Mapping[str, Tensor],
@@ -76,10 +95,24 @@ def recover(
 
     In the place of an allocation, a mask over all channels will do, or masks by group (groups not named stay whole).
     """
+    require_kind("calibration", calibration, Calibration, "what recoup.calibrate returns")
+    require_progress(progress)
+    masks = "what recoup.allocate returns, a mask over all channels, or masks by group"
+    require_kind("allocation", allocation, (Allocation, Tensor, Mapping), masks)
     if not isinstance(allocation, Allocation):
         allocation = Allocation(keep_mask(calibration.structure, allocation))
     recovered: Recovered = calibration.method.recover(calibration, allocation, progress)
     return recovered
+
+
+def _require_rankings(calibration: Calibration, rankings: Mapping[str, Ranking]) -> None:
+    require_kind("rankings", rankings, Mapping, "what recoup.rank returns")
+    for group in calibration.structure.prunable:
+        require_kind(f"the ranking of {group.name}", rankings.get(group.name), Ranking, "a recoup.Ranking")
+        if len(rankings[group.name].order) != group.width:
+            raise UsageError(
+                f"the ranking of {group.name} has {len(rankings[group.name].order)} channels, not {group.width}."
+            )
 
 
 def acceptance_for(model: nn.Module, goal: Goal, method: Method, split: Split) -> Acceptance | None:

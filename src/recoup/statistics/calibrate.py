@@ -13,11 +13,12 @@ from recoup.algebra.moments import Accumulator, Moments, sensitivity
 from recoup.algebra.patches import Window, paired_rows
 from recoup.algebra.shrinkage import choose_strength, shrink
 from recoup.channels.groups import Consumer, Structure, named_tensors
-from recoup.config import Method
-from recoup.errors import CalibrationError, UsageError
+from recoup.config import Method, require_flag, require_method, require_progress
+from recoup.errors import CalibrationError, require_kind
 from recoup.graph.copies import working_copy
-from recoup.inputs.batches import call_checked, check_finite, device_of, inputs_of, tensors_in
+from recoup.inputs.batches import call_checked, check_finite, device_of, numbered_inputs, require_alike, tensors_in
 from recoup.inputs.split import Split
+from recoup.inputs.surroundings import undisturbed
 from recoup.progress import Progress, silent
 from recoup.statistics.cache import Cache
 from recoup.statistics.different import DifferentSamples
@@ -98,6 +99,7 @@ class Calibration:
         return self.traced.standalone.model
 
 
+@undisturbed
 def calibrate(
     traced: Traced, split: Split, method: Method, progress: Progress = silent, *, are_scores: bool = False
 ) -> Calibration:
@@ -110,8 +112,11 @@ def calibrate(
     Raises:
         CalibrationError: there is no batch, the model fails on one, or a value is not finite.
     """
-    if isinstance(method, str):
-        raise UsageError(f"method must be a value here, such as recoup.Best(), got the name {method!r}.")
+    require_kind("traced", traced, Traced, "what recoup.trace returns")
+    require_kind("split", split, Split, "what recoup.split returns")
+    require_method(method)
+    require_progress(progress)
+    require_flag("are_scores", are_scores)
     twin = working_copy(traced.host)
     tensors = named_tensors(twin)
     recorders = {c.name: _Recorder(c, traced, tensors, method) for c in watched(traced.structure)}
@@ -163,7 +168,9 @@ def _run(model: nn.Module, split: Split, observer: Observer, different: Differen
     device, samples = device_of(model), 0
     length = split.stream.length if split.stream is not None else len(split.fit)
     for done, (number, batch) in enumerate(split.fitting(), start=1):
-        inputs = inputs_of(batch, model).to(device)
+        given = numbered_inputs(batch, model, number)
+        require_alike(split.first, given, number)
+        inputs = given.to(device)
         check_finite(inputs, number)
         different.see(inputs)
         with torch.no_grad(), observer:

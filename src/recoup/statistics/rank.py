@@ -8,12 +8,18 @@ from torch import Tensor
 from recoup.algebra.selection import Layer, Problem, Ranking, ask
 from recoup.algebra.selection.elimination import rows_by_channel
 from recoup.channels.groups import Consumer, Group
+from recoup.config import require_progress
+from recoup.errors import require_kind
+from recoup.inputs.surroundings import undisturbed
 from recoup.progress import Progress, silent
 from recoup.statistics.calibrate import Calibration
 
 
+@undisturbed
 def rank(calibration: Calibration, progress: Progress = silent) -> dict[str, Ranking]:
     """For every prunable group, its channels from the most to the least valuable, as the method's selector says."""
+    require_kind("calibration", calibration, Calibration, "what recoup.calibrate returns")
+    require_progress(progress)
     rankings = {}
     groups = calibration.structure.prunable
     for number, group in enumerate(groups, start=1):

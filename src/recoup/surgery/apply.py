@@ -9,15 +9,17 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from recoup.channels.groups import Structure, named_tensors
-from recoup.errors import ArtefactError, InputError
+from recoup.errors import ArtefactError, InputError, require_kind
 from recoup.graph.copies import duplicate, light_copy, strip_hooks, untie
 from recoup.graph.standalone import standalone
+from recoup.inputs.surroundings import undisturbed
 from recoup.operators.record import refresh_of
 from recoup.plan import GraphPlan, Plan, Slice
 
 _Places: TypeAlias = dict[int, list[tuple[dict[str, Any], str]]]
 
 
+@undisturbed
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
     """A smaller module of the model's own class, with the plan's weights; its training flags are the model's.
 
@@ -26,6 +28,8 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     Raises:
         ArtefactError: the plan was made for a model with other parameters.
     """
+    require_kind("model", model, nn.Module, "the torch.nn.Module that the plan was made for")
+    require_kind("plan", plan, Plan, "a recoup.Plan, as recoup.recover makes one")
     smaller = masked(model, plan)
     places = _places(smaller)
     for piece in plan.slices:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recoup.errors import InputError, VerificationError
+from recoup.errors import InputError, VerificationError, require_kind
 from recoup.graph.capture import Captured
 from recoup.graph.copies import duplicate, working_copy
 from recoup.graph.modes import exact_float32
 from recoup.inputs.batches import Inputs, device_of, inputs_of
+from recoup.inputs.surroundings import undisturbed
 from recoup.plan import Plan
 from recoup.surgery.apply import masked
 from recoup.surgery.comparison import Proof, compare, leaves_in, worse
@@ -24,6 +25,7 @@ SAMPLES = (2, 3)
 STRETCH = 1.5
 
 
+@undisturbed
 def verify(model: nn.Module, plan: Plan, smaller: nn.Module, example: Any) -> Proof:
     """The proof that the smaller model equals the masked original; `example` is a batch of the model's inputs.
 
@@ -33,7 +35,10 @@ def verify(model: nn.Module, plan: Plan, smaller: nn.Module, example: Any) -> Pr
     Raises:
         VerificationError: it crashes, changes the form of the outputs, or computes something else.
     """
-    inputs = inputs_of(example, model).to(device_of(model))
+    require_kind("plan", plan, Plan, "a recoup.Plan, as recoup.recover makes one")
+    require_kind("smaller", smaller, nn.Module, "a torch.nn.Module, as recoup.apply makes one")
+    device = device_of(model)
+    inputs = inputs_of(example, model).to(device)
 
     def pair() -> _Pair:
         return _Pair(masked(model, plan).eval(), duplicate(smaller).eval()).in_float64(inputs.first(1))
@@ -121,7 +126,14 @@ class _Pair:
 
     def run(self, batch: Inputs) -> tuple[list[Any], list[Any]]:
         batch = self.changed(batch)
-        return outputs(self.whole, batch), _run(self.cut, batch)
+        try:
+            expected = outputs(self.whole, batch)
+        except Exception as error:  # user code
+            raise VerificationError(
+                f"the original fails on inputs of shape {batch.shapes()} ({type(error).__name__}: {str(error)[:200]}). "
+                "Pass a batch that it takes."
+            ) from error
+        return expected, _run(self.cut, batch)
 
     def changed(self, batch: Inputs) -> Inputs:
         return batch if self._change is None else batch.map(self._change)

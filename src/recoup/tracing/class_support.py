@@ -47,12 +47,14 @@ def why_class_fails(
         return f"{computed[0].removeprefix(FOLDED)} is computed from parameters, and the class would compute it again"
     ways = {node.name: layouts.get(node.name) for node in captured.graph.nodes}
     for keep, expected in telling_cuts(captured, structure, ways):
-        if (found := _departure(model, sample, structure, keep, expected)) is not None:
+        if (found := _departure(model, sample, captured, structure, keep, expected)) is not None:
             return found
     return None
 
 
-def _departure(model: nn.Module, sample: Inputs, structure: Structure, keep: Tensor, expected: Resized) -> str | None:
+def _departure(
+    model: nn.Module, sample: Inputs, captured: Captured, structure: Structure, keep: Tensor, expected: Resized
+) -> str | None:
     """Where the model's own code, with its tensors cut, departs from the graph it ought to run; None if nowhere."""
     if not expected.is_plain:
         return "its code moves channels in an order that a smaller network would have to change"
@@ -60,7 +62,17 @@ def _departure(model: nn.Module, sample: Inputs, structure: Structure, keep: Ten
         actual = capture(hollow(model, structure.slices(keep)), sample, can_run=False)
     except RecoupError as error:
         return f"its code fixes a size ({str(error).splitlines()[0][:160]})"
-    return difference(expected.graph, actual)
+    return difference(expected.graph, actual) or _other_constant(captured, actual)
+
+
+def _other_constant(captured: Captured, actual: Captured) -> str | None:
+    """The first constant that the code makes of a size, as torch.tensor(x.shape[1]) does; None if there is none."""
+    before, after = ({c.tensors[name]: c.values[name] for name in c.values} for c in (captured, actual))
+    for name in sorted(captured.constants):
+        a, b = before[name], after.get(name)
+        if b is None or a.shape != b.shape or not torch.allclose(a, b.to(a), rtol=0, atol=0, equal_nan=True):
+            return f"its code makes a constant of a size ({name.removeprefix('constants.')})"
+    return None
 
 
 def telling_cuts(
@@ -171,7 +183,7 @@ class _Attempt:
 
     def _departure(self, keep: Tensor) -> str | None:
         expected = resize(self.captured, self.layouts, keep)
-        return _departure(self.model, self.inputs, self.structure, keep, expected)
+        return _departure(self.model, self.inputs, self.captured, self.structure, keep, expected)
 
 
 def _random_half(free: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from recoup.channels.groups import Structure, named_tensors, resolve, with_every
 from recoup.channels.layouts import layouts
 from recoup.channels.patterns import Choice
 from recoup.channels.propagate import propagate
+from recoup.config import require_flag
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.biases import with_biases
 from recoup.graph.capture import Captured, capture
@@ -29,7 +30,8 @@ from recoup.graph.sizes import Sizes, sizes_of
 from recoup.graph.standalone import Standalone, standalone
 from recoup.graph.usage import idle_modules, written_tensors
 from recoup.graph.writing import graph_plan
-from recoup.inputs.batches import Inputs, device_of, inputs_of
+from recoup.inputs.batches import Inputs, device_of, inputs_of, require_model
+from recoup.inputs.surroundings import undisturbed
 from recoup.plan import GraphPlan, Plan
 from recoup.surgery.apply import bare_plan
 from recoup.surgery.resize import resize
@@ -135,6 +137,7 @@ class Traced:
         return None if self.form is None else self.form.plan(keep, written)
 
 
+@undisturbed
 def trace(
     model: nn.Module,
     example: Any,
@@ -154,10 +157,13 @@ def trace(
         CaptureError: `torch.export` cannot capture the model.
         UsageError: a name in `only` or `exclude` matches nothing.
     """
+    require_model(model)
+    require_flag("keep_class", keep_class)
+    choice = Choice.of(only, exclude)
     inputs = inputs_of(example, model).first(1).to(device_of(model))
     with without_collection():
         given = prepared(model, inputs, may_untie=untie)
-        return _trace(given, inputs, Choice.of(only, exclude), keep_class=keep_class, may_untie=untie)
+        return _trace(given, inputs, choice, keep_class=keep_class, may_untie=untie)
 
 
 def plain_cut(traced: Traced, keep: Tensor) -> Plan:

@@ -11,7 +11,7 @@ from torch import Tensor
 from recoup.algebra.selection.greedy import backward, forward
 from recoup.algebra.selection.magnitude import l2, random
 from recoup.algebra.selection.problem import Problem, Ranking, Selector
-from recoup.errors import IllConditionedError, UsageError, unknown_name
+from recoup.errors import IllConditionedError, RecoupError, UsageError, shown, told, unknown_name
 
 SELECTORS: Mapping[str, Selector] = MappingProxyType(
     {"forward": forward, "backward": backward, "l2": l2, "random": random}
@@ -22,7 +22,7 @@ def find_selector(selector: str | Selector) -> Selector:
     """The selector of that name, or the function itself."""
     if not isinstance(selector, str) and callable(selector):
         return selector
-    if selector not in SELECTORS:
+    if not isinstance(selector, str) or selector not in SELECTORS:
         raise unknown_name("selector", selector, SELECTORS, ", or a function of your own")
     return SELECTORS[selector]
 
@@ -33,7 +33,13 @@ def ask(problem: Problem, selector: str | Selector, name: str) -> Ranking:
         answer = find_selector(selector)(problem)
     except IllConditionedError as error:
         raise IllConditionedError(f"{name}: {error}") from error
-    ranking = answer if isinstance(answer, Ranking) else Ranking(torch.as_tensor(answer).to(problem.device))
+    except RecoupError:
+        raise
+    except Exception as error:  # user code
+        if isinstance(selector, str):
+            raise
+        raise UsageError(f"{name}: the selector failed ({told(error)}).") from error
+    ranking = answer if isinstance(answer, Ranking) else Ranking(_as_order(answer, problem, name))
     _check(ranking.order, problem, name)
     if ranking.loss is not None and ranking.loss.shape != (problem.width + 1,):
         raise UsageError(
@@ -41,6 +47,15 @@ def ask(problem: Problem, selector: str | Selector, name: str) -> Ranking:
             f"the selector returned {tuple(ranking.loss.shape)}."
         )
     return ranking
+
+
+def _as_order(answer: object, problem: Problem, name: str) -> Tensor:
+    try:
+        return torch.as_tensor(answer).to(problem.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(
+            f"{name}: the selector must return channel numbers or a recoup.Ranking, it returned {shown(answer)}."
+        ) from None
 
 
 def _check(order: Tensor, problem: Problem, name: str) -> None:
