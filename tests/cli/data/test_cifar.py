@@ -1,4 +1,6 @@
+import os
 import pickle
+import time
 from pathlib import Path
 
 import numpy as np
@@ -136,7 +138,9 @@ def test_damaged_files_are_named(cifar10, damage):
     ("change", "reason"),
     [
         ({b"data": np.zeros((PER_FILE, 100), np.uint8)}, "not rows of 3072 bytes"),
-        ({b"data": np.zeros((PER_FILE, 3072), np.float32)}, "not rows of 3072 bytes"),
+        ({b"data": np.zeros((PER_FILE, 3072), np.float32)}, "an array of something else than bytes"),
+        ({b"data": np.zeros((PER_FILE, 3072), object)}, "an array of something else than bytes"),
+        ({b"data": np.zeros((PER_FILE, 48, 64), np.uint8)}, "not rows of 3072 bytes"),
         ({b"labels": [1, 2]}, "20 images but not as many labels"),
         ({b"labels": [10] * PER_FILE}, "its labels are not all from 0 to 9"),
         ({b"labels": ["1"] * PER_FILE}, "its labels are not all from 0 to 9"),
@@ -165,3 +169,70 @@ def test_requests_that_make_no_sense(cifar10):
         open_data("cifar10", RAW)
     with pytest.raises(DataError, match=r"shape \(3, 32, 32\), but the model expects \(3, 224, 224\)"):
         open_data(f"cifar10:{cifar10}", IMAGENET)
+
+
+# An array of objects whose bytes are the addresses of them: Python's own unpickler reads there, and crashes.
+ADDRESSES = (
+    b"\x80\x02}(U\x04datacnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
+    b"(K\x01K\x01K\x01\x86cnumpy\ndtype\nU\x02O8K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK?tb"
+    b"\x89U\x08AAAAAAAAtbU\x06labels]K\x01au."
+)
+
+
+def test_an_array_of_addresses_is_refused(cifar10):
+    (cifar10 / "test_batch").write_bytes(ADDRESSES)
+    assert "an array of something else than bytes" in refusal(cifar10)
+
+
+def array(shape: bytes, kind: bytes = b"U\x02u1", state: bytes = b"U\x04AAAA") -> bytes:
+    return (
+        b"\x80\x02}(U\x04datacnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
+        b"(K\x01" + shape + b"cnumpy\ndtype\n" + kind + b"K\x00K\x01\x87R\x89" + state + b"tbU\x06labels]K\x01au."
+    )
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (array(b"K\x01M\x00\x0c\x86"), "not rows of 3072 bytes"),  # fewer bytes than the shape says
+        (array(b"J\xff\xff\xff\xffM\x00\x0c\x86"), "a shape that is none"),
+        (array(b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7fM\x00\x0c\x86"), "not rows of 3072 bytes"),
+        (array(b"K\x01M\x00\x0c\x86", state=b"]"), "an array of something else than bytes"),
+        (array(b"K\x01M\x00\x0c\x86", kind=b"U\x02O8"), "an array of something else than bytes"),
+        (b"\x80\x02}(r\xff\xff\xff\xff.", "damaged"),  # a memo of four billion places
+        (b"\x80\x02(\x89" + b"(" * 1_000_100 + b".", "instructions"),
+        (b"\x80\x04(K\x01\x85\x8f.", "could run code"),  # a set, by an opcode that is not needed
+        (b"(i__main__\nAttack\n.", "could run code"),
+        (b"}c_codecs\nencode\n(V" + b"a" * 5000 + b"\np1\nVlatin1\ntR0" * 1 + b".", "could run code"),
+        (b"(" + b"]" + b"c_codecs\nencode\n(V" + b"a" * 5000 + b"\np1\nVlatin1\np2\ntR"
+         + b"c_codecs\nencode\n(g1\ng2\ntR" * 40 + b"t.", "more bytes than the file has"),
+        (b")" + b"2\x86" * 60 + b"N}s.", "could run code"),  # a key that would take for ever to hash
+        (b")" + b"q\x01h\x01\x86" * 60 + b"q\x01}h\x01Ns.", "keys that are no short texts"),
+        (b"cnumpy\ndtype\n(]" + b"q\x01(h\x01h\x01l" * 60 + b"tR.", "an array of something else than bytes"),
+        (b"}K\x01b.", "could run code"),
+        (b"\x80\x02.", "damaged"),
+        (b"\x80\x02N0.", "could run code"),
+    ],
+)  # fmt: skip
+def test_instructions_that_no_array_needs_are_refused_at_once(cifar10, raw, reason):
+    (cifar10 / "test_batch").write_bytes(raw)
+    started = time.perf_counter()
+    assert reason in refusal(cifar10)
+    assert time.perf_counter() - started < 5
+
+
+def test_arrays_in_column_order(cifar10):
+    turned = content(30)
+    turned[b"data"] = np.asfortranarray(turned[b"data"])
+    for protocol in (2, 5):
+        (cifar10 / "test_batch").write_bytes(pickle.dumps(turned, protocol=protocol))
+        assert numbers(open_data(f"cifar10:{cifar10}", RAW)) == list(range(30, 50))
+
+
+def test_only_regular_files_of_a_possible_size_are_read(cifar10, monkeypatch):
+    path = cifar10 / "data_batch_3"
+    path.unlink()
+    os.mkfifo(path)
+    assert f"'{path}' is missing" in refusal(cifar10, "train")
+    monkeypatch.setattr("recoup.cli.data.cifar.LARGEST_FILE", 1000)
+    assert "more than the 1,000 that such a file can have" in refusal(cifar10)

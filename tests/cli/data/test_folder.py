@@ -1,4 +1,9 @@
+import os
+import socket
+import struct
 import sys
+import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -128,3 +133,75 @@ def test_missing_pillow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(DataError, match=r"needs 'PIL.Image', which is not installed.* pip install 'recoup\[data\]'"):
         read(tmp_path)
+
+
+def refusal(root: Path, input: InputSpec = SMALL) -> str:
+    started = time.perf_counter()
+    with pytest.raises(DataError) as caught:
+        read(root, input)
+    assert time.perf_counter() - started < 5
+    return str(caught.value)
+
+
+def png(width: int, height: int, content: bytes = b"") -> bytes:
+    """A grey image of one bit a pixel; without `content` the pixels are missing."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", content), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "nowhere", "loop"])
+def test_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path, kind):
+    path = tmp_path / "0.png"
+    listening = socket.socket(socket.AF_UNIX)
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            listening.bind(os.path.relpath(path))
+        case "device":
+            path.symlink_to("/dev/zero")
+        case _:
+            path.symlink_to(path if kind == "loop" else tmp_path / "nothing")
+    assert f"'{path}'" in refusal(tmp_path)
+    listening.close()
+
+
+@pytest.mark.parametrize("size", [(13000, 13000), (60000, 60000), (2**31 - 1, 2**31 - 1), (53 << 20, 1)])
+def test_a_few_bytes_that_stand_for_many_pixels_are_refused_before_they_are_decoded(tmp_path, size):
+    (tmp_path / "0.png").write_bytes(png(*size))
+    assert f"The image '{tmp_path / '0.png'}'" in refusal(tmp_path)
+
+
+def test_an_image_that_becomes_large_when_it_is_scaled_is_refused(tmp_path):
+    (tmp_path / "0.png").write_bytes(png(1, 1_000_000, zlib.compress(bytes(2_000_000))))
+    assert "would be scaled to 256 x 256,000,000 pixels" in refusal(tmp_path, IMAGENET)
+
+
+def test_many_pixels_within_the_limit_are_read(tmp_path):
+    (tmp_path / "0.png").write_bytes(png(4000, 2000, zlib.compress(bytes(2000 * 501))))
+    (images,) = read(tmp_path)
+    assert images.shape == (1, 3, 16, 16) and images.max() == 0
+
+
+def test_only_the_formats_that_are_claimed_are_decoded(tmp_path):
+    Image.new("RGB", (20, 20)).save(tmp_path / "0.png", format="TIFF")
+    assert f"The image '{tmp_path / '0.png'}' could not be read" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 16, 16)])
+def test_sixteen_bits_are_scaled_and_not_cut_off(tmp_path, shape):
+    Image.fromarray(np.full((16, 16), 0x4080, np.uint16)).save(tmp_path / "0.png")
+    (images,) = read(tmp_path, unnormalised(shape))
+    torch.testing.assert_close(images, torch.full((1, *shape), 0x40 / 255))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
+def test_other_modes_become_colours(tmp_path, mode):
+    Image.new("RGB", (16, 16), (255, 255, 255)).convert(mode).save(tmp_path / ("0.jpg" if mode == "CMYK" else "0.png"))
+    (images,) = read(tmp_path)
+    assert images.shape == (1, 3, 16, 16) and images.min() > 0.99

@@ -42,7 +42,9 @@ def test_default_count_is_unlabelled_and_lazy(monkeypatch):
     assert made == list(range(100))
 
 
-@pytest.mark.parametrize("count", ["0", "-3", "many", "1.5"])
+@pytest.mark.parametrize("count", ["0", "-3", "many", "1.5", "10000001", "9" * 5000])
 def test_counts_that_make_no_sense(count):
-    with pytest.raises(UsageError, match=f"'{count}' is not a number of images. Write noise:N"):
+    with pytest.raises(
+        UsageError, match=f"'{count[:20]}' is not a number of images from 1 to 10,000,000. Write noise:N"
+    ):
         open_data(f"noise:{count}", CIFAR)

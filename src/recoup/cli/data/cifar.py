@@ -1,25 +1,23 @@
 """CIFAR-10 and CIFAR-100 from their standard Python folders, kept in memory as bytes.
 
-The files are pickles, and a pickle can run code; `_ArrayUnpickler` therefore builds numpy arrays and plain containers
-and refuses all else. The splits `calibration` and `validation` are the first four fifths and the last fifth of the
-training images in a fixed random order.
+The files are pickles, and a pickle can run code; `pickled` therefore reads them as data and refuses all else. The
+splits `calibration` and `validation` are the first four fifths and the last fifth of the training images in a fixed
+random order.
 """
 
 from __future__ import annotations
 
-import _codecs
-import functools
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from recoup.cli.data.batches import Pixels
+from recoup.cli.data.files import open_regular
+from recoup.cli.data.pickled import ByteArray, RefusedError, read_pickle
 from recoup.cli.data.spec import DataSpec, unknown_split
 from recoup.cli.input_spec import InputSpec
 from recoup.errors import DataError, UsageError
@@ -28,6 +26,8 @@ SHAPE = (3, 32, 32)
 SPLITS = ("train", "test", "calibration", "validation")
 SPLIT_SEED = 0
 PIXEL_MAXIMUM = 255
+ROW = 3 * 32 * 32
+LARGEST_FILE = 256 << 20  # bytes; the largest of the official files has 155 million
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,64 +103,35 @@ def _read_part(path: Path, edition: Edition) -> _CifarFile:
     if not isinstance(content, Mapping) or b"data" not in content or edition.label_key not in content:
         raise _damaged(path, f"it has no images and '{edition.label_key.decode()}'")
     data, labels = content[b"data"], content[edition.label_key]
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-        raise _damaged(path, "its images are not rows of 3072 bytes")
-    if not isinstance(labels, list) or len(labels) != len(data):
-        raise _damaged(path, f"it has {len(data)} images but not as many labels")
+    if not isinstance(data, ByteArray) or len(data.shape) != 2 or data.shape[1] != ROW or not data.is_complete:
+        raise _damaged(path, f"its images are not rows of {ROW} bytes")
+    if not isinstance(labels, list) or len(labels) != data.shape[0]:
+        raise _damaged(path, f"it has {data.shape[0]} images but not as many labels")
     if not all(isinstance(label, int) and 0 <= label < edition.classes for label in labels):
         raise _damaged(path, f"its labels are not all from 0 to {edition.classes - 1}")
-    return _CifarFile(torch.from_numpy(data.reshape(-1, *SHAPE).copy()), torch.tensor(labels, dtype=torch.int64))
+    return _CifarFile(_pixels(data), torch.tensor(labels, dtype=torch.int64))
+
+
+def _pixels(data: ByteArray) -> Tensor:
+    rows = np.frombuffer(data.content, dtype=np.uint8).reshape(data.shape, order="F" if data.is_column_major else "C")
+    return torch.from_numpy(rows.reshape(-1, *SHAPE).copy())
 
 
 def _unpickle(path: Path) -> object:
     if not path.is_file():
         raise DataError(f"The CIFAR file '{path}' is missing. Download and unpack the whole data set again.")
+    with open_regular(path, LARGEST_FILE) as file:
+        content = file.read()
     try:
-        with path.open("rb") as file:
-            # The original files were written by Python 2, whose strings are bytes.
-            return _ArrayUnpickler(file, encoding="bytes").load()
-    except _RefusedError as error:
+        return read_pickle(content)
+    except RefusedError as error:
         raise DataError(
-            f"The CIFAR file '{path}' asks for {error}, which is no part of an array and could run code, so it was not "
-            "loaded. Do not trust this file; download the data set from its authors."
+            f"The CIFAR file '{path}' asks for {error}, which is no part of its images and could run code, so it was "
+            "not loaded. Do not trust this file; download the data set from its authors."
         ) from error
-    except Exception as error:  # a damaged pickle can raise almost any kind of error
-        raise _damaged(path, f"reading it raised {type(error).__name__}") from error
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:  # a damaged pickle
+        raise _damaged(path, f"reading it failed ({type(error).__name__}: {str(error)[:100]})") from error
 
 
 def _damaged(path: Path, reason: str) -> DataError:
     return DataError(f"The CIFAR file '{path}' is damaged: {reason}. Download and unpack the data set again.")
-
-
-class _RefusedError(Exception):
-    """A pickle named something other than the parts of an array."""
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Rebuilds numpy arrays and plain containers, nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ARRAY_PARTS[module, name]
-        except KeyError:
-            raise _RefusedError(f"{module}.{name}") from None
-
-
-def _array_parts() -> dict[tuple[str, str], object]:
-    """What pickled arrays name, under the module paths of numpy 1 and 2."""
-    array = np.zeros(1)
-    reconstruct: Any = array.__reduce__()[0]
-    from_buffer: Any = array.__reduce_ex__(5)[0]
-    parts: dict[tuple[str, str], object] = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("_codecs", "encode"): _codecs.encode,
-    }
-    for core in ("numpy.core", "numpy._core"):
-        parts[f"{core}.multiarray", "_reconstruct"] = reconstruct
-        # A partial of our own: a pickle may set attributes on what it is handed, and this one is nobody else's.
-        parts[f"{core}.numeric", "_frombuffer"] = functools.partial(from_buffer)
-    return parts
-
-
-_ARRAY_PARTS = _array_parts()

@@ -1,20 +1,15 @@
-"""Images in a folder, decoded batch by batch: one sub-folder per class, or a flat folder without labels.
-
-Every image is scaled so that it covers a frame slightly larger than the model's input (by 256 / 224, as is usual for
-ImageNet; exactly its size for inputs of up to 64 pixels), and the centre is cut out.
-"""
+"""Images in a folder, decoded batch by batch: one sub-folder per class, or a flat folder without labels."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from recoup.cli.data.image_file import MODES, read_image
 from recoup.cli.data.spec import DataSpec
 from recoup.cli.importing import import_library
 from recoup.cli.input_spec import InputSpec
@@ -22,12 +17,6 @@ from recoup.errors import DataError, UsageError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 """File names that count as images, in lower case."""
-
-MODES = {1: "L", 3: "RGB"}
-"""How Pillow calls images of one and of three channels."""
-
-SMALL_INPUT = 64
-"""Inputs up to this many pixels are filled exactly, without a border to crop."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,15 +41,7 @@ class FolderImages:
         return self.input.normalise(torch.stack(decoded).float() / 255)
 
     def _decode(self, row: int) -> Tensor:
-        return _read_image(self.paths[row], self.input.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """The size an image is scaled to, (width, height), and the box (left, top, right, bottom) cut out of it."""
-
-    size: tuple[int, int]
-    box: tuple[int, int, int, int]
+        return read_image(self.paths[row], self.input.shape)
 
 
 def open_folder(spec: DataSpec, input: InputSpec) -> FolderImages:
@@ -109,36 +90,3 @@ def _require_images(paths: list[Path], root: Path) -> tuple[Path, ...]:
             f"{', '.join(sorted(SUFFIXES))}. Check the path after 'folder:'."
         )
     return tuple(paths)
-
-
-def _read_image(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """One image as bytes (channels, height, width)."""
-    pillow = import_library("PIL.Image", "recoup[data]", DataError)
-    channels, height, width = shape
-    try:
-        with pillow.open(path) as file:
-            pixels = _crop(file.convert(MODES[channels]), height, width)
-    except Exception as error:  # Pillow's readers raise OSError, SyntaxError, ValueError and more for damaged files
-        raise DataError(
-            f"The image '{path}' could not be read ({type(error).__name__}). Replace it or take it out of the folder."
-        ) from error
-    return torch.from_numpy(pixels.reshape(height, width, channels)).permute(2, 0, 1)
-
-
-def _crop(image: Any, height: int, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    frame = _frame(image.width, image.height, height, width)
-    if frame.size != image.size:
-        pillow = import_library("PIL.Image", "recoup[data]", DataError)
-        image = image.resize(frame.size, pillow.Resampling.BILINEAR)
-    return np.array(image.crop(frame.box))
-
-
-def _frame(image_width: int, image_height: int, height: int, width: int) -> _Frame:
-    scale = max(_covering(height) / image_height, _covering(width) / image_width)
-    scaled_width, scaled_height = round(image_width * scale), round(image_height * scale)
-    left, top = (scaled_width - width) // 2, (scaled_height - height) // 2
-    return _Frame((scaled_width, scaled_height), (left, top, left + width, top + height))
-
-
-def _covering(size: int) -> int:
-    return round(size * 256 / 224) if size > SMALL_INPUT else size

@@ -18,6 +18,9 @@ from recoup.errors import UsageError
 DEFAULT_COUNT = 1024
 """How many images `noise` stands for."""
 
+MOST = 10_000_000
+"""More would not even be counted in memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Noise:
@@ -49,6 +52,9 @@ class Noise:
 def open_noise(spec: DataSpec, input: InputSpec, seed: int) -> Noise:
     """As many noise images as `noise:N` asks for."""
     count = spec.place or str(DEFAULT_COUNT)
-    if not count.isdecimal() or int(count) < 1:
-        raise UsageError(f"'{spec.text}': '{count}' is not a number of images. Write noise:N, such as noise:1024.")
+    if not count.isdecimal() or len(count) > len(str(MOST)) or not 1 <= int(count) <= MOST:
+        raise UsageError(
+            f"'{spec.text[:40]}': '{count[:20]}' is not a number of images from 1 to {MOST:,}. Write noise:N, such as "
+            "noise:1024."
+        )
     return Noise(int(count), input.shape, seed)
