@@ -38,6 +38,11 @@ def images(count=20, channels=3, size=8):
     return torch.randn(count, channels, size, size, generator=torch.Generator().manual_seed(1))
 
 
+def kind_of(value):
+    """A name that is the same in every process."""
+    return type(value).__name__
+
+
 def labels(count=20):
     return torch.arange(count) % 4
 
@@ -637,7 +642,7 @@ STEPS = {
 WRONG_THINGS = (None, 5, "x", [], object(), np.zeros(3), Net, lambda: 0)
 
 
-@pytest.mark.parametrize("wrong", WRONG_THINGS, ids=shown)
+@pytest.mark.parametrize("wrong", WRONG_THINGS, ids=kind_of)
 @pytest.mark.parametrize(
     ("step", "place"), [pytest.param(s, n, id=f"{s.__name__}-{a[n]}") for s, a in STEPS.items() for n in range(len(a))]
 )
@@ -663,7 +668,7 @@ def test_rankings_that_are_not_of_these_groups(steps):
         recoup.allocate(calibration, rankings, goal, 5)
 
 
-@pytest.mark.parametrize("answer", [None, "x", object(), {}, Net, torch.zeros(6), [0, 1]], ids=shown)
+@pytest.mark.parametrize("answer", [None, "x", object(), {}, Net, torch.zeros(6), [0, 1]], ids=kind_of)
 def test_a_selector_that_returns_no_ranking(answer):
     method = recoup.Paper(selector=lambda _: answer)
     with pytest.raises(errors.UsageError, match="a: the selector must return"):
