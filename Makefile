@@ -46,3 +46,10 @@ coverage: .venv/dev
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build
+
+# Random networks under the laws of tests/fuzz/laws.py: `make fuzz N=10000`, `make fuzz SEED=7` to see the same ones again.
+N ?= 300
+JOBS ?= 2
+.PHONY: fuzz
+fuzz: .venv/dev
+	$(BIN)/python -m tests.fuzz --count $(N) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
