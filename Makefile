@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests are shared out over the cores file by file: those of one file have traces and trained networks in common.
 PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: demo test lint check-types layers tests coverage hostile clean
+.PHONY: demo test lint check-types layers tests coverage fuzz hostile faults clean
 
 demo: .venv/demo
 	$(BIN)/recoup demo
@@ -47,7 +47,11 @@ coverage: .venv/dev
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build
 
-# Saved results as a stranger might send them, with a fresh seed: make hostile N=1000
-N ?= 1000
+# The longer checks, each with a fresh seed that it prints. `make fuzz N=10000`: random networks under the laws of
+# tests/fuzz/laws.py; `make hostile N=10000`: saved results as a stranger might send them.
+JOBS ?= 2
+fuzz: .venv/dev
+	$(BIN)/python -m tests.fuzz --count $(or $(N),300) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
+
 hostile: .venv/dev
-	$(BIN)/python -m tests.hostile --artefacts $(N)
+	$(BIN)/python -m tests.hostile --artefacts $(or $(N),1000) $(if $(SEED),--seed $(SEED))

@@ -18,6 +18,7 @@ import recoup
 from recoup.algebra.ridge import on_new_rows
 from recoup.inputs.batches import inputs_of
 from recoup.surgery.verify import outputs
+from tests.fuzz.copies import make_copies, with_twins
 from tests.oracles import least_squares, records_of, unfolded
 from tests.zoo import ZOO
 
@@ -121,43 +122,6 @@ def traced_copy(name, width):
     form = dataclasses.replace(traced.form)
     form.__dict__.update(host=copy.deepcopy(traced.form.host), scaling=traced.form.scaling)
     return form.host, dataclasses.replace(traced, standalone=form)
-
-
-def kinds(structure):
-    """For every channel, the places it is found in: a copy of another channel must be found in the same ones."""
-    found = [[] for _ in range(structure.width)]
-    for number, site in enumerate(structure.sites):
-        for channel in site.channel_of[site.channel_of >= 0].tolist():
-            found[channel].append(number)
-    return [tuple(places) for places in found]
-
-
-def with_twins(structure, keep):
-    """`keep` and, for every pruned channel, a kept one of its kind; a channel without one is kept after all."""
-    kind, keep, twin = kinds(structure), keep.clone(), torch.arange(structure.width)
-    for group in structure.prunable:
-        members = range(group.start, group.start + group.width)
-        for channel in members:
-            others = [c for c in members if keep[c] and kind[c] == kind[channel] and not group.locked[c - group.start]]
-            if not keep[channel] and others:
-                twin[channel] = others[channel % len(others)]
-            elif not keep[channel]:
-                keep[channel] = True
-    return keep, twin
-
-
-def make_copies(model, structure, twin):
-    """Give every channel the parameters of its twin, where it is made."""
-    consumed = {(consumer.weight, consumer.input_dim) for consumer in structure.consumers}
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for site in structure.sites:
-        if (site.tensor, site.dim) in consumed:
-            continue
-        data = tensors[site.tensor].data
-        for channel in site.channel_of.unique().tolist():
-            if channel >= 0 and int(twin[channel]) != channel:
-                here, there = ((site.channel_of == c).nonzero().squeeze(1) for c in (channel, int(twin[channel])))
-                data.index_copy_(site.dim, here, data.index_select(site.dim, there))
 
 
 @given(seed=seeds, width=st.integers(3, 6), ridge=st.just(0.0))

@@ -9,7 +9,8 @@ import recoup
 from recoup.inputs.batches import Inputs
 from recoup.surgery.verify import outputs, verify
 from recoup.tracing.trace import plain_cut
-from tests.test_laws import draw_keep, make_copies, relative, with_twins
+from tests.fuzz.copies import make_copies, with_twins
+from tests.test_laws import draw_keep, relative
 from tests.wirings import PIECES, Composed, example
 from tests.zoo import seeded
 
