@@ -14,6 +14,7 @@ from recoup.artefact import save
 from recoup.channels.patterns import widths_by_group
 from recoup.config import Budget, Method
 from recoup.errors import CaptureError, LockedError, warn
+from recoup.graph.modes import one_at_a_time
 from recoup.inputs.batches import Stream
 from recoup.inputs.split import split
 from recoup.judge.accuracy import Evaluate
@@ -42,6 +43,7 @@ class Result:
         return save(folder, self.model, self.plan, self.report, source=source)
 
 
+@one_at_a_time
 def prune(
     model: nn.Module,
     calibration: Iterable[Any],

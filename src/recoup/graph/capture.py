@@ -14,7 +14,7 @@ from torch.utils._pytree import TreeSpec
 
 from recoup.errors import CaptureError
 from recoup.graph.copies import copied, light_copy, working_copy
-from recoup.graph.modes import quiet
+from recoup.graph.modes import exporting
 from recoup.inputs.batches import Inputs
 
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -54,7 +54,7 @@ def capture(model: nn.Module, inputs: Inputs, *, can_run: bool = True) -> Captur
     """
     twin = light_copy(model)
     try:
-        with quiet():
+        with exporting():
             program = torch.export.export(twin, tuple(inputs.args), dict(inputs.kwargs), strict=False)
     except Exception as error:  # torch.export raises its own errors and passes on those of user code
         if can_run:
