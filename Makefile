@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests are shared out over the cores file by file: those of one file have traces and trained networks in common.
 PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: demo test lint check-types layers tests coverage clean
+.PHONY: demo test lint check-types layers tests coverage clean faults
 
 demo: .venv/demo
 	$(BIN)/recoup demo
@@ -46,3 +46,8 @@ coverage: .venv/dev
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build
+
+# kill -9 and SIGTERM at random moments, full disks, a read-only disk, two writers; the disks need root.
+MOMENTS ?= 50
+faults: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --count $(MOMENTS)
