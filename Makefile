@@ -55,3 +55,8 @@ fuzz: .venv/dev
 
 hostile: .venv/dev
 	$(BIN)/python -m tests.hostile --artefacts $(or $(N),1000) $(if $(SEED),--seed $(SEED))
+
+# kill -9 and SIGTERM at random moments, full disks, a read-only disk, two writers; the disks need root.
+MOMENTS ?= 50
+faults: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --count $(MOMENTS)

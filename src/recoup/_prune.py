@@ -17,6 +17,7 @@ from recoup.channels.patterns import Choice, widths_by_group
 from recoup.config import Budget, Method, require_flag, require_progress
 from recoup.errors import CaptureError, InputError, LockedError, warn
 from recoup.graph.copies import working_copy
+from recoup.graph.modes import one_at_a_time
 from recoup.graph.standalone import entering
 from recoup.inputs.batches import Inputs, Stream, inputs_of, require_model
 from recoup.inputs.split import split
@@ -61,6 +62,7 @@ class Result:
         return save(folder, self.model, self.plan, self.report, source=source, samples=samples, original=original)
 
 
+@one_at_a_time
 @undisturbed
 def prune(
     model: nn.Module,

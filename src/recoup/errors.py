@@ -65,6 +65,10 @@ class ArtefactError(RecoupError):
     """A saved result cannot be written, read or applied to the model at hand."""
 
 
+class ResourceError(RecoupError):
+    """There is not enough memory or disk for what was asked: how much is needed, and how much is there."""
+
+
 class RecoupWarning(UserWarning):
     """What to know about a result that is returned all the same."""
 

@@ -1,11 +1,25 @@
+import gc
+import logging
+import random
 import subprocess
 import sys
+import threading
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
-from recoup.graph.modes import exact_float32
+from recoup.graph.modes import (
+    _precisions,
+    evaluating,
+    exact_float32,
+    exporting,
+    hushed,
+    quiet,
+    without_collection,
+)
 
 # From the state in which nobody has chosen a precision, to which no process can return, through others.
 PROGRAM = """
@@ -82,3 +96,84 @@ def test_a_torch_without_precisions_has_its_older_switches_set(monkeypatch, allo
         assert not matmul.allow_tf32
         raise KeyError
     assert (cudnn.allow_tf32, matmul.allow_tf32) == (allowed, True)
+
+
+def switches():
+    precision = [getattr(owner, name) for owner, name, _ in _precisions()]
+    return gc.isenabled(), logging.root.manager.disable, list(warnings.filters), precision
+
+
+@pytest.mark.parametrize("mode", [quiet, without_collection, exact_float32, exporting])
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_a_mode_lasts_until_the_last_is_out_and_is_then_as_it_was(mode, first_out):
+    before, contexts = switches(), [mode(), mode()]
+    for context in contexts:
+        context.__enter__()
+    inside = switches()
+    contexts[first_out].__exit__(None, None, None)
+    assert switches() == inside != before
+    contexts[1 - first_out].__exit__(None, None, None)
+    assert switches() == before
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_a_model_is_in_eval_mode_until_the_last_is_out(first_out):
+    model = nn.Sequential(nn.Linear(2, 2).eval(), nn.Dropout())
+    before, contexts = [m.training for m in model.modules()], [evaluating(model), evaluating(model[1])]
+    for context in contexts:
+        context.__enter__()
+    contexts[first_out].__exit__(None, None, None)
+    assert not model[1].training
+    contexts[1 - first_out].__exit__(None, None, None)
+    assert [m.training for m in model.modules()] == before == [True, False, True]
+
+
+def test_threads_in_any_order_leave_everything_as_it_was():
+    before, model = switches(), nn.Dropout()
+
+    def work(seed):
+        draw = random.Random(seed)
+        for _ in range(200):
+            mode = draw.choice([quiet, without_collection, exact_float32, exporting, lambda: evaluating(model)])
+            with mode():
+                if draw.random() < 0.5:
+                    with draw.choice([quiet, exact_float32])():
+                        threading.Event().wait(1e-5)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert switches() == before
+    assert model.training
+
+
+def test_a_thread_that_is_quiet_does_not_silence_another():
+    inside, done = threading.Event(), threading.Event()
+
+    def work():
+        with quiet():
+            warnings.warn("not heard", UserWarning, stacklevel=1)
+            inside.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=work)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        thread.start()
+        inside.wait(10)
+        warnings.warn("heard", UserWarning, stacklevel=1)
+        done.set()
+        thread.join()
+    assert [str(warning.message) for warning in caught] == ["heard"]
+
+
+def test_only_the_kind_that_is_hushed_is_not_heard():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with hushed(FutureWarning), hushed(UserWarning):
+            for kind in (FutureWarning, UserWarning, DeprecationWarning):
+                warnings.warn("a word", kind, stacklevel=1)
+        warnings.warn("a word", FutureWarning, stacklevel=1)
+    assert [warning.category for warning in caught] == [DeprecationWarning, FutureWarning]

@@ -1,3 +1,5 @@
+import itertools
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -205,3 +207,24 @@ def test_few_images_will_do_where_none_is_held_out():
     assert len(list(split(network(), [torch.randn(1, 3)], held_out=False).fitting())) == 1
     with pytest.raises(CalibrationError, match="calibration gave no batch"):
         split(network(), [], held_out=False)
+
+
+def endless():
+    return (torch.randn(10, 3) for _ in itertools.count())
+
+
+def test_batches_without_end_are_refused_when_half_of_the_memory_is_full(monkeypatch):
+    monkeypatch.setattr("recoup.inputs.split.free_on", lambda device: 10 * 1000)
+    message = r"42 calibration batches with 420 samples were taken, and there is no memory.*itertools\.islice"
+    with pytest.raises(CalibrationError, match=message):
+        split(network(), endless())
+    assert split(network(), itertools.islice(endless(), 41)).size == 410
+
+
+def test_batches_without_end_that_are_not_held_are_refused_too(monkeypatch):
+    monkeypatch.setattr("recoup.inputs.split.MOST_STREAMED", 100)
+    with pytest.raises(CalibrationError, match=r"11 calibration batches with 110 samples.*itertools\.islice"):
+        list(split(network(), endless(), held_out=False).fitting())
+    assert len(list(split(network(), itertools.islice(endless(), 10), held_out=False).fitting())) == 10
+    known = [torch.randn(10, 3)] * 11  # a list has an end
+    assert len(list(split(network(), known, held_out=False).fitting())) == 11

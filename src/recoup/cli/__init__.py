@@ -1,6 +1,7 @@
 """The command line: every command parses, calls one function and prints.
 
-Results go to stdout, everything else to stderr; 0 is done, 1 failed, 2 a request that makes no sense.
+Results go to stdout, everything else to stderr; 0 is done, 1 failed, 2 a request that makes no sense,
+143 ended by SIGTERM with nothing left behind.
 """
 
 from __future__ import annotations

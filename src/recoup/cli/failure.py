@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import functools
-from collections.abc import Callable
-from typing import ParamSpec
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import NoReturn, ParamSpec
 
 import click
 
 from recoup.errors import RecoupError
 
 P = ParamSpec("P")
+
+# As shells count it: 128 and the number of the signal.
+TERMINATED = 128 + signal.SIGTERM
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class _TerminatedError(BaseException):
+    """Somebody asked the process to end. No `except Exception` on the way holds it up."""
 
 
 def reports_failures(command: Callable[P, None]) -> Callable[P, None]:
@@ -19,12 +33,52 @@ def reports_failures(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            command(*args, **kwargs)
+            with _terminable():
+                command(*args, **kwargs)
+                sys.stdout.flush()  # here and not at the end of the process, where nobody would say that it failed
         except RecoupError as error:
-            click.echo(f"error: {' '.join(str(error).split())}", err=True)
-            raise click.exceptions.Exit(error.exit_code) from error
+            _fail(f"error: {' '.join(str(error).split())}", error.exit_code, error)
         except KeyboardInterrupt as error:
-            click.echo("interrupted", err=True)
-            raise click.exceptions.Exit(1) from error
+            _fail("interrupted", 1, error)
+        except _TerminatedError as error:
+            _fail("terminated", TERMINATED, error)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            _forget_output()
+            _fail(f"error: {error.strerror}: {error.filename or 'the output'}. Make room and run it again.", 1, error)
 
     return guarded
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM unwinds the command, so that every `with` and `finally` on the way removes what it has made.
+
+    Not where somebody else has decided what SIGTERM does, nor in a thread that cannot.
+    """
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(_: int, __: FrameType | None) -> NoReturn:
+    raise _TerminatedError
+
+
+def _forget_output() -> None:
+    """What could not be written would be tried again at the end of the process, and fail again."""
+    with suppress(OSError):
+        sys.stdout.close()
+    sys.stdout = sys.__stdout__ = None  # type: ignore[assignment]  # as in a process that was started without one
+
+
+def _fail(message: str, exit_code: int, error: BaseException) -> NoReturn:
+    click.echo(message, err=True)
+    raise click.exceptions.Exit(exit_code) from error

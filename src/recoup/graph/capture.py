@@ -15,7 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_map
 
 from recoup.errors import CaptureError
 from recoup.graph.copies import copied, light_copy, working_copy
-from recoup.graph.modes import quiet, symbolic_len
+from recoup.graph.modes import exporting, symbolic_len
 from recoup.inputs.batches import Inputs
 from recoup.inputs.surroundings import as_the_caller
 
@@ -78,7 +78,7 @@ def export(
     twin = light_copy(model)
     args, kwargs = tuple(inputs.args), dict(inputs.kwargs)
     try:
-        with quiet(), torch.no_grad(), as_the_caller():
+        with exporting(), torch.no_grad(), as_the_caller():
             if follow is None:
                 return torch.export.export(twin, args, kwargs, strict=False)
             for module in twin.modules():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from recoup.errors import CaptureError
+from recoup.graph.modes import hushed
 
 
 def working_copy(model: nn.Module) -> nn.Module:
@@ -29,8 +29,7 @@ def light_copy(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
 def duplicate(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
     """A deep copy of the model, or a clear refusal; objects in `shared`, by `id`, are not copied."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's own, about the trees in its graph modules
+        with hushed(FutureWarning):  # torch's own, about the trees in its graph modules
             return copy.deepcopy(model, {**_computed(model), **(shared or {})})
     except Exception as error:  # user code may raise anything from __deepcopy__
         raise CaptureError(

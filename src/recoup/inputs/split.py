@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from recoup.errors import CalibrationError, require_kind
-from recoup.inputs.batches import Inputs, Stream, check_finite, device_of, inputs_of, numbered_inputs, require_alike
+from recoup.inputs.batches import (
+    Inputs,
+    Stream,
+    check_finite,
+    device_of,
+    inputs_of,
+    numbered_inputs,
+    require_alike,
+    tensors_in,
+)
+from recoup.inputs.resources import free_on, readable
 from recoup.inputs.surroundings import undisturbed
 
 # One image in five is held out, to judge the fits by.
@@ -21,6 +31,13 @@ HELD_OUT = 5
 OWN_SHARE = 0.8
 # Bytes of inputs in a batch: large enough to keep a GPU busy, small enough for the caches of a CPU.
 BATCH_BYTES = {"cuda": 64 << 20, "cpu": 4 << 20}
+# The share of the free memory that calibration images may take, and how many samples are read where they are not kept
+# and nobody knows their number.
+MEMORY_SHARE = 0.5
+MOST_STREAMED = 1_000_000
+ENDLESS = (
+    "A few thousand are enough. If the batches have no end, take some of them: list(itertools.islice(batches, 20))."
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +64,7 @@ class Split:
     def fitting(self) -> Iterator[tuple[object, Any]]:
         """The batches to fit to, each with the number that messages call it by."""
         if self.stream is not None:
-            yield from enumerate(self.stream, start=1)
+            yield from _bounded(self.stream)
         yield from ((self.numbers[place], self.batches[place]) for place in self.fit)
 
     def part(self, images: int) -> Split:
@@ -80,7 +97,7 @@ def split(model: nn.Module, calibration: Iterable[Any], *, held_out: bool = True
     first = inputs_of(stream.first, model)
     if not held_out:
         return Split((), (), (), (), device, first, stream)
-    given = (
+    given = _within_memory(
         _checked(numbered_inputs(batch, model, number), number, first) for number, batch in enumerate(stream, start=1)
     )
     parts: list[Inputs] = []
@@ -104,6 +121,37 @@ def split(model: nn.Module, calibration: Iterable[Any], *, held_out: bool = True
         )
     fit = tuple(place for place in range(len(parts)) if place not in set(held))
     return Split(tuple(parts), tuple(numbers), fit, tuple(held), device, first)
+
+
+def _within_memory(batches: Iterable[Inputs]) -> Iterator[Inputs]:
+    """The same batches, all of which will be held; refused where they would fill the memory, as endless ones do."""
+    room: dict[torch.device, int] = {}
+    taken: dict[torch.device, int] = {}
+    samples = 0
+    for number, inputs in enumerate(batches, start=1):
+        samples += inputs.size
+        for tensor in inputs.tensors():
+            place = tensor.device
+            room.setdefault(place, int(MEMORY_SHARE * free_on(place)))
+            taken[place] = taken.get(place, 0) + tensor.numel() * tensor.element_size()
+            if taken[place] > room[place]:
+                raise CalibrationError(
+                    f"{number:,} calibration batches with {samples:,} samples were taken, and there is no memory for "
+                    f"more: they have {readable(taken[place])}, and {readable(room[place])} may be used. {ENDLESS}"
+                )
+        yield inputs
+
+
+def _bounded(stream: Stream) -> Iterator[tuple[int, Any]]:
+    """Batches that are read and not kept, with their numbers; of those that nobody knows the number of, not all."""
+    samples = 0
+    for number, batch in enumerate(stream, start=1):
+        samples += next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 1)
+        if stream.length is None and samples > MOST_STREAMED:
+            raise CalibrationError(
+                f"{number:,} calibration batches with {samples:,} samples were taken, and there are more. {ENDLESS}"
+            )
+        yield number, batch
 
 
 def _checked(inputs: Inputs, number: int, first: Inputs) -> Inputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from recoup.errors import RecoupError, warn
+from recoup.errors import RecoupError, ResourceError, warn
 
 
 @contextmanager
@@ -16,6 +16,8 @@ def surviving(step: str, layer: str, *, needs_derivative: bool = False) -> Itera
     """
     try:
         yield
+    except ResourceError:  # the next step would have no more room than this one
+        raise
     except (RuntimeError, RecoupError) as error:  # a kernel that refuses a layout, a singular matrix, no memory left
         if needs_derivative and isinstance(error, NotImplementedError):
             return

@@ -84,7 +84,8 @@ def refit_jointly(work: SegmentProblem, twin: TwinRun, segment: Segment, split: 
     seen = list(segment_batches(twin, segment, split.fit, images))
     held = segment_batches(twin, segment, split.held, images // (HELD_OUT - 1))
     work.whiten(seen)
-    fitting, judging = ([work.residual(batch) for batch in side] for side in (seen, held))
+    # Residuals hold what they need, cut and laid out anew: of what they are made from, nothing is kept besides.
+    fitting, judging = [work.residual(seen.pop(0)) for _ in range(len(seen))], [work.residual(batch) for batch in held]
     start = found = work.start()
     room = _room(twin, segment)
     for _ in range(steps):
@@ -102,7 +103,7 @@ def segment_batches(twin: TwinRun, segment: Segment, places: Sequence[int], imag
         for part in batch.split(max(1, min(step, images))):
             if images <= 0:
                 return
-            yield part.pick(torch.arange(min(images, part.size)))
+            yield part if part.size <= images else part.pick(torch.arange(images))
             images -= part.size
 
 

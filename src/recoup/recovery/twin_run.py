@@ -20,7 +20,7 @@ from recoup.algebra.patches import Window
 from recoup.graph.runner import Look, arguments, call, grouped, lookup, run
 from recoup.graph.standalone import Standalone, entering
 from recoup.inputs.batches import Inputs, tensors_in
-from recoup.recovery.activation_store import ActivationStore, memory_of
+from recoup.recovery.activation_store import ActivationStore, memory_of, size_of
 from recoup.recovery.schedule import RefitPoint, Schedule, drifting
 from recoup.recovery.segments import Segment, last_needs
 from recoup.statistics.observe import layer_call, read_by
@@ -111,6 +111,7 @@ class TwinRun:
         self._by_name = {node.name: node for node in schedule.nodes}
         limit = memory_of(device) if memory is None else memory
         self._store, self._count, self._at = ActivationStore(limit), len(batches), 0
+        self._samples, self._first_samples = sum(batch.size for batch in batches), batches[0].size if batches else 1
         for place, inputs in enumerate(batches):
             self._put(place, self._start(inputs.to(device)))
 
@@ -227,7 +228,13 @@ class TwinRun:
             with self._borrowed(place) as batch:
                 for node in self._schedule.nodes[self._at : position]:
                     self._run(node, batch)
+                if place == 0:
+                    self._require_room(batch)
         self._at = position
+
+    def _require_room(self, first: _TwinValues) -> None:
+        """Refuse to go on where all batches, if they need what the first one does, have no room to wait in."""
+        self._store.require(size_of((first.original, first.pruned)) * self._samples // self._first_samples)
 
     def _run(self, node: fx.Node, batch: _TwinValues) -> None:
         if node.op == "call_function":

@@ -68,11 +68,8 @@ def read_pickle(content: bytes) -> Any:
     return _Reader().run(content)
 
 
-class _Mark:
-    """Where a container begins on the stack."""
-
-
-_MARK = _Mark()
+# Where a container begins on the stack.
+_MARK: Any = object()
 
 
 class _Reader:

@@ -1,0 +1,77 @@
+import os
+import signal
+import threading
+
+import click
+import pytest
+
+from recoup.cli.failure import reports_failures
+from recoup.errors import RecoupError, UsageError
+
+
+def outcome(command) -> int:
+    with pytest.raises(click.exceptions.Exit) as caught:
+        reports_failures(command)()
+    return caught.value.exit_code
+
+
+def test_sigterm_unwinds_the_command_and_is_as_it_was_afterwards(capsys):
+    cleaned = []
+
+    def command():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise AssertionError("not reached")
+        except Exception:
+            cleaned.append("swallowed")
+        finally:
+            cleaned.append("cleaned")
+
+    assert outcome(command) == 143
+    assert cleaned == ["cleaned"]
+    assert capsys.readouterr().err == "terminated\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_somebody_elses_handler_stays(monkeypatch):
+    heard = []
+    signal.signal(signal.SIGTERM, lambda *_: heard.append("theirs"))
+    try:
+        reports_failures(lambda: os.kill(os.getpid(), signal.SIGTERM))()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert heard == ["theirs"]
+
+
+def test_a_thread_sets_no_handler():
+    handlers = []
+    thread = threading.Thread(target=reports_failures(lambda: handlers.append(signal.getsignal(signal.SIGTERM))))
+    thread.start()
+    thread.join()
+    assert handlers == [signal.SIG_DFL]
+
+
+def raising(error):
+    def command():
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (RecoupError("one\n two"), 1, "error: one two\n"),
+        (UsageError("what"), 2, "error: what\n"),
+        (KeyboardInterrupt(), 1, "interrupted\n"),
+    ],
+)
+def test_what_a_user_can_act_on_is_said_in_a_line(capsys, error, code, said):
+    assert outcome(raising(error)) == code
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("error", [OSError(5, "broken"), ValueError("a bug")])
+def test_a_bug_stays_a_traceback(error):
+    with pytest.raises(type(error)):
+        reports_failures(raising(error))()
