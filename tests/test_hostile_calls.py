@@ -62,7 +62,7 @@ class Silent(Net):
 
 
 def shown(value):
-    return re.sub(r"[^\w.]+", "-", repr(value))[:40]
+    return re.sub(r"[^\w.]+", "-", re.sub(r" at 0x\w+", "", repr(value)))[:40]
 
 
 def cases(table):

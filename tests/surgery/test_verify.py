@@ -24,7 +24,7 @@ def masked_by(value, share):
     return values
 
 
-@pytest.mark.parametrize("value", [-1e9, FLOOR, 1e30])
+@pytest.mark.parametrize("value", [-1e9, FLOOR, 1e30, torch.finfo(torch.float64).min])
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_a_mask_beside_the_scores_hides_nothing(value, share):
     expected = masked_by(value, share)

@@ -27,6 +27,7 @@ AMPLIFIED, MOST_AMPLIFIED = 100.0, 1e-3
 NOISE = 0.1
 # Populations lie so many decades apart, and have so many members; magnitudes are sorted into bins.
 GAP, MEMBERS, BINS = 3, 4, 4
+LARGEST = 308.0  # decades of a float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ def populations(sizes: Tensor) -> tuple[Tensor, Tensor]:
         of_bin[run] = number
         reached = counts[run].cumsum(0)
         middle = int(run[int((reached * 2 >= reached[-1]).nonzero()[0])])
-        scales.append(10.0 ** ((middle + low + 0.5) / BINS))
+        scales.append(10.0 ** min((middle + low + 0.5) / BINS, LARGEST))
         members.append(int(reached[-1]))
     most = members.index(max(members))
     population = torch.where(positive, of_bin.to(sizes.device)[(bins - low).clamp(min=0)], most)
