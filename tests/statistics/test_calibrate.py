@@ -188,7 +188,7 @@ def test_a_layer_that_never_runs_is_named():
     model, x = Sleeper().eval(), torch.randn(9, 3)
     traced = recoup.trace(model, x)
     model.awake = False
-    with pytest.raises(CalibrationError, match="b was captured but never ran during calibration"):
+    with pytest.raises(CalibrationError, match="b was captured for one sample but never ran during calibration"):
         recoup.calibrate(traced, streamed(model, [x]), recoup.Paper())
 
 

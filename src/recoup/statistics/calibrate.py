@@ -242,8 +242,9 @@ class _Recorder:
         moments = self._sums.moments()
         if not moments.rows:
             raise CalibrationError(
-                f"{self.consumer.name} was captured but never ran during calibration. Its weight is probably replaced "
-                "at run time; call the model the way it was captured."
+                f"{self.consumer.name} was captured for one sample but never ran during calibration. The model's code "
+                "takes another way for several samples, or replaces the weight at run time; make it compute the same "
+                "for any number of samples."
             )
         mean = moments.mean if self._share == 1 else self._mean / self._total.clamp(min=1e-300)
         channel_of = self._channel_of.to(mean.device)

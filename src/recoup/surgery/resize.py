@@ -87,7 +87,8 @@ class _Resizer:
         assert arguments is not None
         new = self._copy(node, self._cut)
         new.target = arguments.target
-        new.args = fx.node.map_arg(arguments.args, self._cut)
+        args = _inferred_again(node.args, arguments.args) if node.target is arguments.target else arguments.args
+        new.args = fx.node.map_arg(args, self._cut)
         new.kwargs = fx.node.map_arg(arguments.kwargs, self._cut)
         return new
 
@@ -178,6 +179,17 @@ class _Resizer:
             return [self._remaining(part, own) for part, own in zip(value, layout, strict=True)]
         kept = layout.kept(self.keep)
         return value if kept is None else value.index_select(layout.dim, kept)
+
+
+def _inferred_again(old: Any, new: Any) -> Any:
+    """New arguments in which a size that was left to be inferred (-1) still is: so it follows inputs of any size."""
+    if not isinstance(old, (list, tuple)) or not isinstance(new, (list, tuple)) or len(old) != len(new):
+        return new
+    parts = (
+        -1 if isinstance(old, list) and a == -1 and type(b) is int else _inferred_again(a, b)
+        for a, b in zip(old, new, strict=True)
+    )
+    return type(new)(parts) if isinstance(new, tuple) else list(parts)
 
 
 def _is_box(layout: Any) -> bool:
