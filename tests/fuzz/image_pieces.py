@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
+from torch.utils.checkpoint import checkpoint
 
 from tests import wirings
 from tests.fuzz.kinds import kind
@@ -419,7 +420,10 @@ class _Standardised(nn.Conv2d):
         return F.conv2d(x, w / 6, self.bias, padding=1)
 
 
-@kind("image", by=("weight_norm", "spectral", "old_weight_norm", "standardised", "low_rank", "scaled", "orthogonal"))
+@kind(
+    "image",
+    by=("weight_norm", "spectral", "old_weight_norm", "standardised", "low_rank", "scaled", "orthogonal", "pruned"),
+)
 class ComputedWeight(nn.Module):
     def __init__(self, c: int, by: str) -> None:
         super().__init__()
@@ -432,6 +436,8 @@ class ComputedWeight(nn.Module):
             conv = parametrizations.orthogonal(nn.Conv2d(c, 8, 1))
         elif by == "old_weight_norm":
             conv = nn.utils.weight_norm(conv)
+        elif by == "pruned":
+            prune.l1_unstructured(conv, "weight", 0.3)
         elif by == "standardised":
             conv = _Standardised(c, 8, 3)
         self.conv = conv
@@ -504,6 +510,34 @@ class NoGrad(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             y = F.relu(self.conv(x))
+        return self.last(y)
+
+
+@kind("image", by=("autocast", "nonzero", "item", "branch", "checkpoint", "numpy", "list"))
+class Awkward(nn.Module):
+    """What a captured graph may not hold."""
+
+    def __init__(self, c: int, by: str) -> None:
+        super().__init__()
+        self.out, self.by, self.conv, self.last = 8, by, nn.Conv2d(c, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.by == "autocast":
+            with torch.autocast("cpu", enabled=False):
+                return self.last(F.relu(self.conv(x)))
+        if self.by == "checkpoint":
+            return self.last(checkpoint(self.conv, x, use_reentrant=False))
+        y = F.relu(self.conv(x))
+        if self.by == "nonzero":
+            y = y + y[y > 1e6].sum()
+        elif self.by == "item":
+            y = y * (1 + 0 * int(y.shape[0] * y.abs().sum().item()))
+        elif self.by == "branch" and bool(y.sum() < -1e6):
+            y = -y
+        elif self.by == "numpy":
+            y = y * float(torch.tensor(2.0).numpy())
+        elif self.by == "list":
+            y = torch.stack([sample * 2 for sample in y])
         return self.last(y)
 
 

@@ -30,7 +30,7 @@ OUTPUTS = (
     "plain", "tuple", "dict", "none", "with_class", "with_number", "fill", "finfo", "feature", "class", "complex",
     "nested", "topk",
 )  # fmt: skip
-CUTS = ("copies", "width", "macs", "parameters", "tolerance")
+CUTS = ("copies", "width", "macs", "parameters", "tolerance", "nothing")
 METHODS = ("paper", "released", "fast", "best")
 
 
@@ -276,10 +276,10 @@ def _drawn(dice: random.Random, method: str) -> Case:
         steps=tuple(steps),
         stem=stem,
         head="tied" if stem == "words" and form == "tokens" and dice.random() < 0.4 else dice.choice(HEADS[:2]),
-        output="plain" if plain else dice.choice(OUTPUTS),
+        output="plain" if plain else dice.choices(OUTPUTS, [1 if how == "class" else 4 for how in OUTPUTS])[0],
         weights=dice.randrange(10_000),
         training=dice.random() < 0.15,
-        cut=dice.choices(CUTS, [10, 4, 3, 2, 1])[0],
+        cut=dice.choices(CUTS, [10, 4, 3, 2, 1, 1])[0],
         method=method,
         keep_class=dice.random() < 0.2,
     )
