@@ -31,35 +31,41 @@ class Folded:
     names: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Weight:
+    """A weight to be stored under a name of its own, what it is now, and who is to read the stored one."""
+
+    name: str
+    source: fx.Node
+    readers: tuple[fx.Node, ...]
+
+
 def fold(captured: Captured, *, untie: bool = True) -> Folded:
     """`captured` with every weight that depends on parameters alone computed and stored as `folded.<node>`.
 
     With `untie`, so is a layer's weight that something else reads too: a table of embeddings, the same transposed.
     """
     constant = _constant_nodes(captured)
-    places = _computed_places(captured.graph, constant)
-    shared = _shared_places(captured) if untie else []
-    wanted = list(dict.fromkeys(source for _, source in (*places, *shared)))
+    wanted = [*_computed_weights(captured.graph, constant), *(_shared_weights(captured) if untie else ())]
     if not wanted:
         return Folded(captured, ())
     graph, twins = copied(captured.graph)
-    values = _evaluate(captured, constant, wanted)
+    values = _evaluate(captured, constant, [weight.source for weight in wanted])
     first = next(iter(graph.nodes))
     computed = {twins[node] for node in constant if node.op == "call_function"}
     tensors, held = dict(captured.tensors), dict(captured.values)
-    for source in wanted:
+    for weight in wanted:
         with graph.inserting_before(first):
-            place = graph.placeholder(f"{FOLDED}{source.name}".replace(".", "_"))
-        place.meta["val"] = source.meta["val"]
-        tensors[place.name], held[place.name] = FOLDED + source.name, torch.nn.Parameter(values[source])
-        layers = {twins[node] for node, weight in shared if weight is source}
-        for user in list(twins[source].users):
-            if user in layers or (not layers and user not in computed):
-                user.replace_input_with(twins[source], place)
+            place = graph.placeholder(weight.name.replace(".", "_"))
+        place.meta["val"] = weight.source.meta["val"]
+        value = torch.nn.Parameter(values[weight.source].clone())
+        tensors[place.name], held[place.name] = weight.name, value
+        for reader in weight.readers:
+            twins[reader].replace_input_with(twins[weight.source], place)
     graph.eliminate_dead_code(
         is_impure_node=lambda node: node.op in ("placeholder", "output") or _stays(node, computed)
     )
-    names = tuple(FOLDED + source.name for source in wanted)
+    names = tuple(weight.name for weight in wanted)
     return Folded(replace(captured, graph=graph, tensors=tensors, values=held), names)
 
 
@@ -67,22 +73,35 @@ def _stays(node: fx.Node, computed: set[fx.Node]) -> bool:
     return node not in computed and node.op == "call_function" and node.is_impure()
 
 
-def _computed_places(graph: fx.Graph, constant: set[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
-    found = []
+def _computed_weights(graph: fx.Graph, constant: set[fx.Node]) -> list[_Weight]:
+    sources: dict[fx.Node, None] = {}
     for node in graph.nodes:
         if node.op != "call_function" or node in constant:
             continue
         for place in operator_of(node.target).weights:
             source = node.args[place] if len(node.args) > place else None
             if isinstance(source, fx.Node) and source.op == "call_function" and source in constant:
-                found.append((node, source))
+                sources[source] = None
+    return [
+        _Weight(FOLDED + source.name, source, tuple(user for user in source.users if user not in constant))
+        for source in sources
+    ]
+
+
+def _shared_weights(captured: Captured) -> list[_Weight]:
+    """Stored weights of layers that something of another kind reads: transposed ones, and all if it is no layer."""
+    names, readers = read_in_other_roles(captured), dict[tuple[fx.Node, bool], list[fx.Node]]()
+    for node, weight in weights_of_layers(captured):
+        layer = operator_of(node.target).layer
+        if captured.tensors[weight.name] in names and layer is not None:
+            readers.setdefault((weight, layer.transposed), []).append(node)
+    found = []
+    for (weight, transposed), calls in readers.items():
+        layers = {*calls, *readers.get((weight, not transposed), ())}
+        if transposed or set(weight.users) - layers:
+            name = f"{FOLDED}{weight.name}{'_transposed' if transposed else ''}"
+            found.append(_Weight(name, weight, tuple(calls)))
     return found
-
-
-def _shared_places(captured: Captured) -> list[tuple[fx.Node, fx.Node]]:
-    """Layers, and the stored weights they have in common with something that is none of its kind."""
-    names = read_in_other_roles(captured)
-    return [(node, weight) for node, weight in weights_of_layers(captured) if captured.tensors[weight.name] in names]
 
 
 def _constant_nodes(captured: Captured) -> set[fx.Node]:

@@ -50,7 +50,10 @@ def _filters(calibration: Calibration, group: Group) -> Tensor:
     structure = calibration.structure
     sites = {(site.tensor, site.dim): site.channel_of for site in structure.sites}
     makers = dict.fromkeys((p.weight, p.output_dim) for p in structure.products if p.input_dim is not None)
-    columns = [_rows_of(group, calibration.parameters[w].movedim(dim, 0), sites[w, dim]) for w, dim in makers]
+    own = [
+        maker for maker in makers if maker in sites
+    ]  # a computed weight that loses nothing has no place in the class
+    columns = [_rows_of(group, calibration.parameters[w].movedim(dim, 0), sites[w, dim]) for w, dim in own]
     found = [column for column in columns if column is not None]
     return torch.cat(found, dim=1) if found else torch.ones(group.width, 1)
 

@@ -192,7 +192,10 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
     own = without(structure, added)
     reason = why_class_fails(model, sample, original, own, ways, folded.names)
     form = Form(given, sample, original, captured, ways, added, reason)
-    return _traced(own if reason is None else with_every_bias(structure), form)
+    if reason is not None:
+        return _traced(with_every_bias(structure), form)
+    sites = tuple(site for site in own.sites if site.tensor not in folded.names)  # none of which loses anything
+    return _traced(replace(own, sites=sites), form)
 
 
 def _traced(structure: Structure, form: Form) -> Traced:
