@@ -70,7 +70,7 @@ def merged(traced: Traced, twin: Tensor) -> nn.Module:
     """A copy of what is worked on in which whoever read a pruned channel reads its twin in its place."""
     host = copy.deepcopy(traced.host)
     tensors = named_tensors(host)
-    for consumer in traced.structure.consumers:
+    for consumer in (c for c in traced.structure.consumers if c.weight in tensors):  # others the class computes
         weight = tensors[consumer.weight].data
         for channel in consumer.inputs.unique().tolist():
             if channel >= 0 and int(twin[channel]) != channel:

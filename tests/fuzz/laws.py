@@ -29,8 +29,9 @@ from tests.fuzz.networks import Case, batch, build, call, changed
 LOST, INSTALLED = 1e-3, 1e-5
 # Refitted layers may err by so many times what they err untouched, and so much more: one pass sees each layer alone.
 WORSE, LEAST = 1.3, 0.05
-# Small, so that what is lost of exact copies is rounding.
-RIDGE = 1e-10
+# Small, and every position seen, so that what is lost of exact copies is rounding. Smaller still, and the choice among
+# inputs that are copies of each other would be rounding itself.
+EXACT = {"ridge": 1e-8, "positions": None}
 IMAGES, BATCHES = 40, 2
 # Of float32, over a few layers.
 ROUNDING = 1e-5
@@ -120,7 +121,7 @@ def _prune(case: Case, model: nn.Module, data: list[Any], widths: dict[str, int]
     elif case.cut == "tolerance":
         original = _run(model, data[0])
         goal = {"tolerance": 20.0, "evaluate": lambda m: -100 * min(relative_error(original, _run(m, data[0])), 9.0)}
-    method = made(ridge=RIDGE) if widths else made()
+    method = made(**EXACT) if widths else made()
     return recoup.prune(model, data, method=method, keep_class=case.keep_class, **goal)
 
 
@@ -362,7 +363,7 @@ def _ours(stage: str) -> Iterator[None]:
     except (recoup.RecoupError, BrokenLawError, TimeoutError):
         raise
     except Exception as error:  # what is looked for
-        raise BrokenLawError(f"raw error in {stage}", f"{_brief(error)}\n{_where(error)}") from error
+        raise BrokenLawError(f"raw {type(error).__name__} in {stage}", f"{_brief(error)}\n{_where(error)}") from error
 
 
 @contextlib.contextmanager

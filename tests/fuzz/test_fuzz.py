@@ -187,7 +187,7 @@ def test_errors_that_are_not_ours_are_found_and_ours_are_counted(monkeypatch):
         monkeypatch.setattr(recoup, "prune", raised)
         return check(Case((CONV,), cut="width"))
 
-    assert list(fail(ValueError("zip")).broken) == ["raw error in prune"]
+    assert list(fail(ValueError("zip")).broken) == ["raw ValueError in prune"]
     refused = fail(LockedError("nothing"))
     assert (refused.end, refused.refused) == ("refused", "LockedError: nothing")
 
