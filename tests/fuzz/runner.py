@@ -35,6 +35,7 @@ class Tally:
 
     ends: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, int] = field(default_factory=dict)
     laws: Counter[str] = field(default_factory=Counter)
     pieces: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
@@ -48,6 +49,7 @@ class Tally:
         self.notes.update(set(outcome.notes))
         if outcome.refused is not None:
             self.refusals[reason(outcome.refused)] += 1
+            self.examples.setdefault(reason(outcome.refused), number)
         if outcome.broken:
             self.failures.append((number, case, outcome))
 
@@ -155,7 +157,7 @@ def _print_tally(tally: Tally, seconds: float) -> None:
     print("what they were: " + ", ".join(f"{name} {count}" for name, count in tally.notes.most_common()))
     print(f"pieces: {len(tally.pieces)} of {len(KINDS)} kinds, the rarest {tally.pieces.most_common()[-3:]}")
     for name, count in tally.refusals.most_common(20):
-        print(f"  refused {count:5}  {name}")
+        print(f"  refused {count:5}  {name} (first: network {tally.examples[name]})")
     for name, count in tally.laws.most_common():
         print(f"  broken  {count:5}  {name}")
 
