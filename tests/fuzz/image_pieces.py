@@ -228,7 +228,7 @@ class Where(nn.Module):
         elif self.by == "buffer":
             y = torch.where(self.mask.view(1, -1, 1, 1), x, -x)
         else:
-            y = x.masked_fill(x.mean(1, keepdim=True) > 0, 0.0)
+            y = x.masked_fill(x.mean(1, keepdim=True) > 0.37, 0.0)  # where no mean is likely to lie
         return self.last(y)
 
 

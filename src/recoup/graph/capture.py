@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class Captured:
 
     `tensors` gives, for each placeholder that is a parameter or a buffer, that tensor's dotted name, and `values` the
     tensor; both also hold constants written into the code, which no name of the model leads to (`constants`).
+    `ran` names the modules that were called.
     """
 
     graph: fx.Graph
@@ -47,6 +49,7 @@ class Captured:
     values: Mapping[str, Tensor]
     constants: frozenset[str]
     signature: Signature
+    ran: frozenset[str]
 
 
 class TooManyConditionsError(Exception):
@@ -61,13 +64,21 @@ def capture(model: nn.Module, inputs: Inputs, *, can_run: bool = True) -> Captur
     Raises:
         CaptureError: the forward pass fails on these inputs, or uses something `torch.export` cannot follow.
     """
-    return _captured(export(model, inputs, can_run=can_run), model)
+    ran: set[str] = set()
+    return _captured(export(model, inputs, can_run=can_run, ran=ran), model, frozenset(ran))
 
 
 def export(
-    model: nn.Module, inputs: Inputs, follow: Callable[[Any], Any] | None = None, *, can_run: bool = True
+    model: nn.Module,
+    inputs: Inputs,
+    follow: Callable[[Any], Any] | None = None,
+    *,
+    can_run: bool = True,
+    ran: set[str] | None = None,
 ) -> torch.export.ExportedProgram:
     """What torch.export makes of a light copy; `follow` gives for every argument which of its sizes are symbolic.
+
+    The names of the modules that run are noted in `ran`.
 
     Gradients are off, so that a region of the code that switches them off is no graph of its own.
 
@@ -76,6 +87,9 @@ def export(
         TooManyConditionsError: symbolic sizes ask too much.
     """
     twin = light_copy(model)
+    if ran is not None:
+        for name, module in twin.named_modules():
+            module.register_forward_pre_hook(functools.partial(_note, ran, name))
     args, kwargs = tuple(inputs.args), dict(inputs.kwargs)
     try:
         with exporting(), torch.no_grad(), as_the_caller():
@@ -117,7 +131,11 @@ def _limit_conditions(_: nn.Module, args: tuple[Any, ...]) -> None:
         raise TooManyConditionsError
 
 
-def _captured(program: Any, model: nn.Module) -> Captured:
+def _note(ran: set[str], name: str, *_: Any) -> None:
+    ran.add(name)
+
+
+def _captured(program: Any, model: nn.Module, ran: frozenset[str]) -> Captured:
     specs = program.graph_signature.input_specs
     graph, name_of = _with_stable_names(program.graph)
     stored = {name_of[spec.arg.name]: spec.target for spec in specs if spec.kind in _STORED}
@@ -129,7 +147,7 @@ def _captured(program: Any, model: nn.Module) -> Captured:
     known = program.module_call_graph[0].signature.forward_arg_names
     names = tuple(getattr(model, "input_names", None) or known or ())
     signature = Signature(names, program.call_spec.in_spec, program.call_spec.out_spec)
-    return Captured(graph, {**stored, **constants}, values, frozenset(constants.values()), signature)
+    return Captured(graph, {**stored, **constants}, values, frozenset(constants.values()), signature, ran)
 
 
 def _with_stable_names(graph: fx.Graph) -> tuple[fx.Graph, dict[str, str]]:

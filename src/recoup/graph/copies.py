@@ -66,13 +66,13 @@ def strip_hooks(twin: nn.Module) -> nn.Module:
 
 
 def untie(twin: nn.Module, names: Iterable[str]) -> nn.Module:
-    """`twin`, a copy of ours, in which the parameters of these names are nobody else's; they share their numbers."""
+    """`twin`, a copy of ours, in which the parameters of these names are nobody else's."""
     for name in names:
         owner, _, attribute = name.rpartition(".")
         module = twin.get_submodule(owner)
         tied = module._parameters[attribute]
         assert tied is not None
-        module._parameters[attribute] = nn.Parameter(tied.detach(), requires_grad=tied.requires_grad)
+        module._parameters[attribute] = nn.Parameter(tied.detach().clone(), requires_grad=tied.requires_grad)
     return twin
 
 

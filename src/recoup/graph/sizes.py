@@ -41,7 +41,6 @@ _OWN_QUESTIONS = (
     "/torch/_meta_registrations",
     "/torch/_subclasses/",
     "/torch/_ops.py",
-    "/torch/_export/",
     "/torch/fx/experimental/",
 )
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -276,7 +275,11 @@ def _is_fixed(tree: Tree) -> bool:
 
 def _is_own_question(guard: Any) -> bool:
     asked = getattr(guard.sloc, "framework_loc", None)
-    return asked is not None and any(part in asked.filename for part in _OWN_QUESTIONS)
+    if asked is None or not any(part in asked.filename for part in _OWN_QUESTIONS):
+        return False
+    # An operation that takes plain numbers only, as pooling does, makes one of a size.
+    is_fixed = type(guard.expr).__name__ == "Equality" and asked.filename.endswith("/torch/_ops.py")
+    return not is_fixed
 
 
 def _operations(graph: fx.Graph) -> list[fx.Node]:

@@ -10,14 +10,17 @@ from recoup.operators.record import operator_of
 
 
 def idle_modules(model: nn.Module, captured: Captured) -> tuple[str, ...]:
-    """Names of the outermost modules that hold parameters, none of which the graph reads."""
+    """Names of the outermost modules with parameters that did not run, nor anything in them, and that nobody reads."""
     read = {captured.tensors[n.name] for n in captured.graph.nodes if n.users and n.name in captured.tensors}
     # A tied parameter is read under one of its names.
     used = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in read}
     found: list[str] = []
     for name, module in model.named_modules():
-        own = list(module.parameters())
-        if name and own and not any(id(p) in used for p in own) and not any(name.startswith(f"{f}.") for f in found):
+        inside = f"{name}."
+        is_used = any(id(parameter) in used for parameter in module.parameters())
+        did_run = name in captured.ran or any(other.startswith(inside) for other in captured.ran)
+        is_within = any(name.startswith(f"{other}.") for other in found)
+        if name and next(module.parameters(), None) is not None and not (is_used or did_run or is_within):
             found.append(name)
     return tuple(found)
 

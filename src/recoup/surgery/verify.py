@@ -44,8 +44,8 @@ def verify(model: nn.Module, plan: Plan, smaller: nn.Module, example: Any) -> Pr
         return _Pair(masked(model, plan).eval(), duplicate(smaller).eval()).in_float64(inputs.first(1))
 
     batches = list(_batches(inputs))
-    if plan.graph is not None and _runs(pair().whole, stretched := _stretched(batches[0])):
-        batches.append(stretched)
+    if plan.graph is not None:
+        batches += _of_other_sizes(batches[0], pair().whole)
     return _compare_all(pair, batches, type(model).__name__)
 
 
@@ -64,11 +64,11 @@ def agree(model: nn.Module, host: nn.Module, example: Any) -> Proof:
 
 def follows(model: nn.Module, host: nn.Module, sample: Inputs) -> bool:
     """Whether a standalone form, where its model runs at other sizes, gives the same there or refuses the call."""
-    batch = _stretched(random_like(sample))
-    if not _runs(working_copy(model), batch):
+    batches = _of_other_sizes(random_like(sample), working_copy(model))
+    if not batches:
         return True
     try:
-        _compare_all(lambda: _Pair(working_copy(model), duplicate(host).eval()), [batch], type(model).__name__)
+        _compare_all(lambda: _Pair(working_copy(model), duplicate(host).eval()), batches, type(model).__name__)
     except VerificationError as error:
         return isinstance(error.__cause__, InputError)
     return True
@@ -179,16 +179,21 @@ def _batches(inputs: Inputs) -> Iterator[Inputs]:
     yield inputs.first(1)
 
 
-def _stretched(batch: Inputs) -> Inputs:
-    """The batch made longer along every dim but the first and the channels': a part of it comes once more."""
+def _of_other_sizes(batch: Inputs, model: nn.Module) -> list[Inputs]:
+    """The batch made longer along every dim but the first and the channels', if the model takes that; else none.
 
-    def stretched(tensor: Tensor) -> Tensor:
-        for dim in range(1 if tensor.dim() == 2 else 2, tensor.dim()):  # tokens have no channels
+    A part of it comes once more. Where two-dimensional inputs are no tokens, only the others are made longer.
+    """
+
+    def stretched(tensor: Tensor, first: int) -> Tensor:
+        for dim in range(first, tensor.dim()):
             more = int(tensor.shape[dim] * (STRETCH - 1))
             tensor = torch.cat([tensor, tensor.narrow(dim, 0, more)], dim)
         return tensor
 
-    return batch.map(stretched)
+    both = batch.map(lambda tensor: stretched(tensor, min(2, tensor.dim() - 1) if tensor.dim() > 1 else 1))
+    spatial = batch.map(lambda tensor: stretched(tensor, 2))
+    return [other for other in (both, spatial) if _runs(model, other)][:1]
 
 
 def _runs(model: nn.Module, batch: Inputs) -> bool:
