@@ -116,7 +116,7 @@ def _key(tensor: Tensor) -> tuple[torch.device, int]:
 
 
 def _view(tensor: Tensor, storage: int) -> _View:
-    return _View(storage, tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.storage_offset())
+    return _View(storage, tensor.dtype, tensor.device, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
 
 def _read(written: _Written, spool: Spool) -> Any:
@@ -135,8 +135,8 @@ def _is_dense(value: Any) -> bool:
 def _bytes(storage: torch.UntypedStorage) -> memoryview:
     """A storage's memory, to be read from and written into."""
     flat = torch.empty(0, dtype=torch.uint8)
-    flat.set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload]  # as documented for storages
-    return memoryview(flat.numpy())
+    flat.set_(storage, 0, (storage.nbytes(),), (1,))
+    return memoryview(flat.numpy())  # type: ignore[arg-type]  # an array is a buffer
 
 
 def _on(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
@@ -145,4 +145,4 @@ def _on(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedSto
 
 def _viewed(view: _View, storage: torch.UntypedStorage) -> Tensor:
     tensor = torch.empty(0, dtype=view.dtype, device=view.device)
-    return tensor.set_(storage, view.offset, view.size, view.stride)  # type: ignore[call-overload, no-any-return]
+    return tensor.set_(storage, view.offset, view.size, view.stride)
