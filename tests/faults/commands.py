@@ -93,7 +93,7 @@ def _run(arguments: list[str], temporary: Path, limit: int, result: str, log: st
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
     torch.set_num_threads(1)
-    twin_run.memory_of = lambda device: MEMORY  # type: ignore[assignment]
+    twin_run.resident_of = lambda device: MEMORY  # type: ignore[assignment]
     main(arguments)
 
 

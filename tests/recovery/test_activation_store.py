@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from recoup.errors import ResourceError
 from recoup.recovery import activation_store
-from recoup.recovery.activation_store import ActivationStore, memory_of, size_of, work_of
+from recoup.recovery.activation_store import ActivationStore, memory_of, resident_of, size_of, work_of
 
 ROW = 8 * 10  # bytes of ten float64
 
@@ -208,6 +208,7 @@ def test_on_a_cpu_a_share_of_what_is_free_may_wait_in_memory(monkeypatch, free):
     monkeypatch.setattr(activation_store, "free_on", lambda device: free)
     waiting, working = memory_of(torch.device("cpu")), work_of(torch.device("cpu"))
     assert waiting == min(activation_store.CPU_MOST, free // 4)
+    assert resident_of(torch.device("cpu")) == min(activation_store.CPU_RESIDENT, waiting)
     assert working <= waiting
 
 
@@ -215,7 +216,7 @@ def test_what_is_in_work_is_a_part_of_what_may_wait(monkeypatch):
     assert 0 < work_of(torch.device("cpu")) <= memory_of(torch.device("cpu"))
     on_a_gpu(monkeypatch, free=100, reserved=0, allocated=0)
     assert work_of(torch.device("cuda")) == 10 << 30
-    assert memory_of(torch.device("cuda")) == 50 << 30
+    assert memory_of(torch.device("cuda")) == resident_of(torch.device("cuda")) == 50 << 30
 
 
 def test_what_torch_holds_back_on_a_gpu_is_free(monkeypatch):

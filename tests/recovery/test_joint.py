@@ -160,6 +160,21 @@ def test_no_more_images_take_part_than_were_asked_for(images):
     assert sum(part.size for part in parts) == min(images, 320)
 
 
+def test_images_that_take_part_whole_are_not_copied():
+    found = two_layers(nn.Tanh())
+    twin, segment, _ = opened(found)
+    once, again = (
+        [
+            value.data_ptr()
+            for part in segment_batches(twin, segment, found.split.fit, 10_000)
+            for value in part.exits.values()
+        ]
+        for _ in range(2)
+    )
+    twin.close()
+    assert once and once == again
+
+
 def test_little_memory_costs_time_but_no_images(monkeypatch):
     """What enters and leaves the two layers, 11 values of a sample, fits twice; all 27 do not, with derivatives."""
     found = two_layers(nn.Tanh())

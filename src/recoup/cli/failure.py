@@ -76,7 +76,7 @@ def _forget_output() -> None:
     """What could not be written would be tried again at the end of the process, and fail again."""
     with suppress(OSError):
         sys.stdout.close()
-    sys.stdout = sys.__stdout__ = None  # type: ignore[assignment]  # as in a process that was started without one
+    sys.stdout = None  # as in a process that was started without one
 
 
 def _fail(message: str, exit_code: int, error: BaseException) -> NoReturn:

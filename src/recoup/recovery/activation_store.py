@@ -17,16 +17,24 @@ from recoup.recovery.spool import Extent, Spool
 # The share of the free memory that activations may wait in, and the most of it elsewhere than on a GPU.
 GPU_SHARE, CPU_SHARE = 0.5, 0.25
 CPU_MOST = 6 << 30
+# The most that stays in memory on a CPU though it could be had again: what waits in a file is in the system's cache
+# while there is room, and what is computed again costs a twentieth of the time.
+CPU_RESIDENT = 1 << 30
 # The same for activations that are in work at once: a GPU is idle between small operations, a CPU has small caches.
 GPU_WORK_SHARE, CPU_WORK_SHARE = 0.1, 0.05
 CPU_MOST_WORK = 1 << 29
 
 
 def memory_of(device: torch.device) -> int:
-    """How many bytes of activations may wait in the memory of a device."""
+    """How many bytes of activations may be held in the memory of a device."""
     if device.type == "cuda":
         return int(GPU_SHARE * free_on(device))
     return min(CPU_MOST, int(CPU_SHARE * free_on(device)))
+
+
+def resident_of(device: torch.device) -> int:
+    """How many of these bytes stay in memory though they could be had again, from a file or by computing them."""
+    return memory_of(device) if device.type == "cuda" else min(CPU_RESIDENT, memory_of(device))
 
 
 def work_of(device: torch.device) -> int:
@@ -116,7 +124,7 @@ def _key(tensor: Tensor) -> tuple[torch.device, int]:
 
 
 def _view(tensor: Tensor, storage: int) -> _View:
-    return _View(storage, tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.storage_offset())
+    return _View(storage, tensor.dtype, tensor.device, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
 
 def _read(written: _Written, spool: Spool) -> Any:
@@ -135,8 +143,8 @@ def _is_dense(value: Any) -> bool:
 def _bytes(storage: torch.UntypedStorage) -> memoryview:
     """A storage's memory, to be read from and written into."""
     flat = torch.empty(0, dtype=torch.uint8)
-    flat.set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload]  # as documented for storages
-    return memoryview(flat.numpy())
+    flat.set_(storage, 0, (storage.nbytes(),), (1,))
+    return memoryview(flat.numpy())  # type: ignore[arg-type]  # an array is a buffer
 
 
 def _on(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
@@ -145,4 +153,4 @@ def _on(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedSto
 
 def _viewed(view: _View, storage: torch.UntypedStorage) -> Tensor:
     tensor = torch.empty(0, dtype=view.dtype, device=view.device)
-    return tensor.set_(storage, view.offset, view.size, view.stride)  # type: ignore[call-overload, no-any-return]
+    return tensor.set_(storage, view.offset, view.size, view.stride)

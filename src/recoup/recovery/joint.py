@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recoup.algebra.gauss_newton import Parameters, gauss_newton
 from recoup.inputs.split import HELD_OUT, Split
-from recoup.recovery.activation_store import memory_of, work_of
+from recoup.recovery.activation_store import memory_of, resident_of, work_of
 from recoup.recovery.cut_graph import CutGraph
 from recoup.recovery.failures import surviving
 from recoup.recovery.methods import sequential_method
@@ -115,4 +115,4 @@ def _few(batch: SegmentBatch) -> SegmentBatch:
 def _room(twin: TwinRun, segment: Segment) -> int:
     """How many of the parts that `segment_batches` makes may stay in memory with all their activations."""
     at_once = twin.bearable(segment, work_of(twin.device))
-    return twin.bearable(segment, memory_of(twin.device) // 2) // at_once
+    return twin.bearable(segment, min(resident_of(twin.device), memory_of(twin.device) // 2)) // at_once

@@ -20,7 +20,7 @@ from recoup.algebra.patches import Window
 from recoup.graph.runner import Look, arguments, call, grouped, lookup, run
 from recoup.graph.standalone import Standalone, entering
 from recoup.inputs.batches import Inputs, tensors_in
-from recoup.recovery.activation_store import ActivationStore, memory_of, size_of
+from recoup.recovery.activation_store import ActivationStore, resident_of, size_of
 from recoup.recovery.schedule import RefitPoint, Schedule, drifting
 from recoup.recovery.segments import Segment, last_needs
 from recoup.statistics.observe import layer_call, read_by
@@ -99,7 +99,7 @@ class TwinRun:
     ) -> None:
         """What enters one of the `segments` is kept until its end, so that it can be run again.
 
-        At most `memory` bytes of activations wait in memory, the rest in files; by default what `memory_of` says.
+        At most `memory` bytes of activations wait in memory, the rest in files; by default what `resident_of` says.
         """
         self._host, self._schedule, self.device = host, schedule, device
         names = [str(node.target) for node in schedule.nodes if node.op == "get_attr"]
@@ -109,7 +109,7 @@ class TwinRun:
         self._drifts = drifting(schedule, changing) if schedule.is_pure else _everything(schedule)
         self._last_needs = grouped(last_needs(schedule, segments))
         self._by_name = {node.name: node for node in schedule.nodes}
-        limit = memory_of(device) if memory is None else memory
+        limit = resident_of(device) if memory is None else memory
         self._store, self._count, self._at = ActivationStore(limit), len(batches), 0
         self._samples, self._first_samples = sum(batch.size for batch in batches), batches[0].size if batches else 1
         for place, inputs in enumerate(batches):
