@@ -1,6 +1,6 @@
-"""Regenerate tables of docs/results.md and docs/lab, and the pictures, from the rows in benchmarks/results/.
+"""Regenerate tables of docs/results.md, docs/reliability.md and docs/lab, and the pictures, from the rows in benchmarks/results/.
 
-python -m benchmarks.tables              # docs/results.md, docs/lab/*.md, both pictures
+python -m benchmarks.tables              # these pages, both pictures
 python -m benchmarks.tables --pictures   # the two pictures alone
 """
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", action="store_true", help="leave the tables as they are")
     if not parser.parse_args().pictures:
-        for page in (DOCS / "results.md", *sorted((DOCS / "lab").glob("*.md"))):
+        for page in (DOCS / "results.md", DOCS / "reliability.md", *sorted((DOCS / "lab").glob("*.md"))):
             page.write_text(with_tables(page.read_text()))
     searches = read("vgg16_cifar10_paper")
     draw(searches, DOCS / "vgg16_cifar10.svg")
