@@ -103,7 +103,7 @@ def test_everything_is_on_disk_before_it_has_its_name(result, tmp_path, monkeypa
     folder = result.save(tmp_path / "out")
     place = seen.index("rename")
     assert set(names_in(folder)) < set(seen[:place])
-    assert seen[place - 1].startswith(".out-")  # the list of names in the folder
+    assert seen[place - 1].startswith(".recoup-draft-out-")  # the list of names in the folder
     assert seen[place + 1 :] == [tmp_path.name]
 
 

@@ -141,7 +141,7 @@ def end_at(moment: float, kind: signal.Signals, *, goes_on: bool = True) -> str:
 def _next_run(place: Place, moment: float) -> str:
     shutil.rmtree(place.output, ignore_errors=True)
     code, said = Command(place, "--method", "paper").finish()
-    if code or not is_complete(place.output):
+    if code or not is_complete(place.output) or place.leftovers:
         return f"the run after one that ended at {moment:.3f} s failed: {said[-500:]}"
     return ""
 

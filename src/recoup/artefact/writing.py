@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from recoup.artefact.drafts import new_draft, remove_stale_drafts
 from recoup.artefact.files import (
     GRAPH,
     PAGE,
@@ -87,25 +86,22 @@ def require_new(folder: str | Path) -> None:
     above = next(parent for parent in folder.absolute().parents if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise ArtefactError(f"cannot write {folder}: {above} is not a folder you may write to. Choose another one.")
+    remove_stale_drafts(above)
 
 
 @contextmanager
 def _draft(folder: Path) -> Iterator[Path]:
     """A folder beside the final one, which goes whatever happens; a failure to write becomes an error of ours."""
-    draft: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}-", dir=folder.parent))
-        yield draft
+        with new_draft(folder) as draft:
+            yield draft
     except OSError as error:
         # Two may write one folder at once: the first to be ready has it, and renaming over it fails.
         is_late = error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR) and os.path.lexists(folder)
         raise (_existing(folder) if is_late else _unwritable(folder, error.strerror or error)) from error
     except SafetensorError as error:  # what it meets while writing comes without a number
         raise _unwritable(folder, error) from error
-    finally:
-        if draft is not None:
-            shutil.rmtree(draft, ignore_errors=True)
 
 
 def _write(draft: Path, model: nn.Module, plan: Plan, report: Report, source: str | None) -> None:
