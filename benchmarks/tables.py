@@ -1,6 +1,6 @@
-"""Regenerate tables of docs/results.md, docs/reliability.md and docs/lab, and the pictures, from the rows in benchmarks/results/.
+"""Regenerate the tables of docs/ and the pictures, from the rows in benchmarks/results/.
 
-python -m benchmarks.tables              # these pages, both pictures
+python -m benchmarks.tables              # results.md, reliability.md, lab/*.md, both pictures
 python -m benchmarks.tables --pictures   # the two pictures alone
 """
 

@@ -19,7 +19,7 @@ from recoup.errors import CaptureError, InputError, LockedError, warn
 from recoup.graph.copies import working_copy
 from recoup.graph.modes import one_at_a_time
 from recoup.graph.standalone import entering
-from recoup.inputs.batches import Inputs, Stream, inputs_of, require_model
+from recoup.inputs.batches import Inputs, Stream, device_of, inputs_of, require_model
 from recoup.inputs.split import split
 from recoup.inputs.surroundings import undisturbed
 from recoup.judge.accuracy import Evaluate
@@ -40,6 +40,7 @@ from recoup.statistics.calibrate import calibrate
 from recoup.statistics.rank import rank
 from recoup.surgery.apply import apply
 from recoup.surgery.verify import agree, require_real_outputs, verify
+from recoup.tracing.preparation import require_idle
 from recoup.tracing.trace import Traced, trace
 
 
@@ -165,16 +166,17 @@ def _prunable(model: nn.Module, example: Any, *, keep_class: bool, choice: Choic
     Raises:
         LockedError: nothing can be pruned.
     """
-    only, exclude = choice.only, choice.exclude
+    only, exclude, call = choice.only, choice.exclude, inputs_of(example, model).to(device_of(model))
     traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude, untie=untie)
     try:
         if traced.form is not None:
-            call = inputs_of(example, model)
             entering(traced.form.host, call.args, call.kwargs)
     except (CaptureError, InputError) as error:
         warn(f"only what the model's own class holds is pruned: {error}")
         traced = trace(model, example, keep_class=True, only=only, exclude=exclude, untie=untie)
     require_real_outputs(traced.standalone.original)
+    if traced.idle:
+        require_idle(traced.standalone.model, traced.idle, call)
     if traced.structure.prunable:
         return traced
     reasons = {reason: None for group in traced.structure.groups for reason in group.reasons}

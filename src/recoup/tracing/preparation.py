@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from recoup.errors import warn
+from recoup.errors import CaptureError, warn
 from recoup.graph.copies import hooked, light_copy, strip_hooks, untie, working_copy
 from recoup.inputs.batches import Inputs
 from recoup.surgery.comparison import leaves_in
@@ -46,6 +47,27 @@ def prepared(model: nn.Module, sample: Inputs, *, may_untie: bool) -> Prepared:
         strip_hooks(twin)
     names = _double_roles(twin) if may_untie else ()
     return Prepared(untie(twin, names), names, keeps_hooks)
+
+
+def require_idle(model: nn.Module, names: Iterable[str], call: Inputs) -> None:
+    """Refuse a model that runs modules for several samples which it does not run for one, as it was captured.
+
+    Raises:
+        CaptureError: one of these modules runs.
+    """
+    twin, ran = working_copy(model), []
+    for name in names:
+        twin.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: ran.append(name))
+    try:
+        with torch.no_grad():
+            call.copy().call(twin)
+    except Exception:  # user code; calibration will say which batch it fails on
+        return
+    if ran:
+        raise CaptureError(
+            f"{type(model).__name__} runs {ran[0]} for {call.size} samples and not for one, so there is no one network "
+            "to prune. Make it compute the same for any number of samples."
+        )
 
 
 def _hooks_matter(twin: nn.Module, sample: Inputs) -> bool:

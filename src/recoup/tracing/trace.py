@@ -194,8 +194,10 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
     form = Form(given, sample, original, captured, ways, added, reason)
     if reason is not None:
         return _traced(with_every_bias(structure), form)
-    sites = tuple(site for site in own.sites if site.tensor not in folded.names)  # none of which loses anything
-    return _traced(replace(own, sites=sites), form)
+    # The class has no place for computed weights, none of which loses anything.
+    sites = tuple(site for site in own.sites if site.tensor not in folded.names)
+    consumers = tuple(consumer for consumer in own.consumers if consumer.weight not in folded.names)
+    return _traced(replace(own, sites=sites, consumers=consumers), form)
 
 
 def _traced(structure: Structure, form: Form) -> Traced:
