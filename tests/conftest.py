@@ -1,5 +1,6 @@
 """What every test runs under."""
 
+import pytest
 import torch
 
 # Small tensors: threads would spend their time waiting for each other.
@@ -20,3 +21,12 @@ LONGEST = (
 def pytest_collection_modifyitems(items):
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(LONGEST)))
+
+
+@pytest.fixture(autouse=True)
+def _gradients_stay_on():
+    """A test that leaves them off would fail another one."""
+    yield
+    was_on = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert was_on

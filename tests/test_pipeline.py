@@ -26,7 +26,7 @@ def step_by_step(model, batches, goal, method):
     allocation = recoup.allocate(seen, rankings, goal)
     recovered = recoup.recover(seen, allocation)
     smaller = recoup.apply(model, recovered.plan)
-    proof = recoup.verify(model, recovered.plan, smaller, traced.inputs)
+    proof = recoup.verify(model, recovered.plan, smaller, data.first)
     return recovered.plan, smaller, proof
 
 

@@ -115,14 +115,14 @@ def prune(
         batches = Stream(calibration)
         untie = budget is None or budget.of != "parameters"
         traced = _prunable(model, batches.first, keep_class=keep_class, choice=choice, untie=untie)
-        model = traced.standalone.model  # a copy, from here on
+        given, model = model, traced.standalone.model  # a copy, from here on
         widths_by_group(traced.structure, goal.widths)  # a name that does not exist is refused before the work
         method = runnable(method, traced, goal)
     with clock("split"):
         data = split(model, batches, held_out=method.holds_out)
         require_served(method, traced, data)
     with clock("measure"):
-        acceptance = acceptance_for(working_copy(model) if traced.state else model, goal, method, data)
+        acceptance = acceptance_for(given, goal, method, data)
     with clock("calibrate"):
         are_scores = acceptance is not None and acceptance.what == "accuracy"
         seen = calibrate(traced, data, method, progress, are_scores=are_scores)

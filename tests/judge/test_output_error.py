@@ -159,7 +159,7 @@ def test_outputs_without_numbers_are_not_compared():
 def test_a_batch_that_makes_the_network_fail_is_named():
     _, seen = calibrated("plain")
     batches = [*inputs_of("plain"), Inputs((torch.randn(4, 5, 8, 8).double(),), {})]
-    with pytest.raises(CalibrationError, match=r"calibration batch 7 with samples of shape \(5, 8, 8\) makes"):
+    with pytest.raises(CalibrationError, match=r"calibration batch 7: .*shape\[1\] == 3 only"):
         Reference(seen.traced.standalone.host, batches, numbers=["1", "2", "7"])
 
 

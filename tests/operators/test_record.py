@@ -267,7 +267,7 @@ def test_an_entry_says_how_a_call_changes_when_channels_go(table):
 
     assert (groups_of(model)["a"].before, groups_of(model)["a"].locked) == (4, 0)
     result = recoup.prune(model, [images()], budget=HALF)
-    assert isinstance(result.model, torch.fx.GraphModule)
+    assert type(result.model).__name__ == "Standalone"
     (call,) = (node for node in result.model.graph.nodes if node.target is ours.settle_groups.default)
     assert call.args[1] == 2
     assert result.report.proof.difference < 1e-10

@@ -187,7 +187,7 @@ def test_a_layer_that_never_runs_is_named():
 
     model, x = Sleeper().eval(), torch.randn(9, 3)
     traced = recoup.trace(model, x)
-    model.awake = False
+    traced.host.awake = False
     with pytest.raises(CalibrationError, match="b was captured for one sample but never ran during calibration"):
         recoup.calibrate(traced, streamed(model, [x]), recoup.Paper())
 

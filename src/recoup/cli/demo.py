@@ -25,7 +25,8 @@ from recoup.cli.data import Data, open_data
 from recoup.cli.display import note, print_costs, print_json, print_widths, shown_progress
 from recoup.cli.failure import reports_failures
 from recoup.cli.input_spec import unnormalised
-from recoup.cli.models import digits_resnet, train_digits
+from recoup.cli.models import train_digits
+from recoup.cli.models.digits import demo_network
 from recoup.cli.network import find_device
 from recoup.cli.options import common_options, folder_option
 from recoup.judge.accuracy import accuracy
@@ -33,7 +34,7 @@ from recoup.methods.best import Fast
 from recoup.progress import Progress, silent
 from recoup.report.content import Report
 
-MODEL = "recoup.cli.demo:network"
+MODEL = "recoup:demo"
 """What the demo prunes; the saved result names it as its source."""
 
 INPUT = unnormalised((1, 8, 8))
@@ -42,7 +43,6 @@ INPUT = unnormalised((1, 8, 8))
 FOLDER = "recoup-demo"
 """Where the result goes unless a folder is named."""
 
-WIDTH = 48
 EPOCHS = 12
 TOLERANCE = 1.0
 
@@ -101,11 +101,6 @@ def run_demo(
     return DemoResult(saved, result.report, before, after, time.perf_counter() - start)
 
 
-def network() -> nn.Module:
-    """The network that the demo trains and prunes, with fresh weights."""
-    return digits_resnet(width=WIDTH)
-
-
 def free_folder(name: str = FOLDER) -> Path:
     """The folder `name`, or the first of `name-2`, `name-3`, ... that does not exist."""
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
@@ -126,7 +121,7 @@ def _one_thread() -> Iterator[None]:
 def _train(device: torch.device, seed: int, progress: Progress) -> nn.Module:
     images, labels = _tensors(open_data("digits@train", INPUT))
     return train_digits(
-        network().to(device),
+        demo_network().to(device),
         images.to(device),
         labels.to(device),
         epochs=EPOCHS,

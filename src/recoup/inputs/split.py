@@ -146,7 +146,8 @@ def _bounded(stream: Stream) -> Iterator[tuple[int, Any]]:
     """Batches that are read and not kept, with their numbers; of those that nobody knows the number of, not all."""
     samples = 0
     for number, batch in enumerate(stream, start=1):
-        samples += next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 1)
+        with torch._C.DisableTorchFunctionSubclass():  # a tensor of a class of its own may refuse
+            samples += next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()), 1)
         if stream.length is None and samples > MOST_STREAMED:
             raise CalibrationError(
                 f"{number:,} calibration batches with {samples:,} samples were taken, and there are more. {ENDLESS}"

@@ -23,6 +23,8 @@ LARGEST_SHIFT = 1
 Progress = Callable[[int, float], None]
 """Told after every epoch: how many are done, and the mean training loss of the last."""
 
+DEMO_WIDTH = 48
+
 
 class DigitsBlock(nn.Module):
     """Two 3x3 convolutions added to their input, through a 1x1 convolution where the shape changes."""
@@ -70,6 +72,11 @@ def digits_resnet(width: int = 32, classes: int = 10) -> DigitsResNet:
     if width < 1:
         raise UsageError(f"digits_resnet: width {width} leaves no channels. Give a width of at least 1.")
     return DigitsResNet(width, classes)
+
+
+def demo_network(classes: int = 10) -> DigitsResNet:
+    """The network that the demo trains and prunes, with fresh weights."""
+    return digits_resnet(width=DEMO_WIDTH, classes=classes)
 
 
 def train_digits(

@@ -18,7 +18,7 @@ from torch import nn
 
 from recoup.cli.importing import call_factory, import_library
 from recoup.cli.input_spec import CIFAR, IMAGENET, InputSpec, unnormalised
-from recoup.cli.models.digits import digits_resnet
+from recoup.cli.models.digits import demo_network, digits_resnet
 from recoup.cli.models.resnet import resnet20, resnet56
 from recoup.cli.models.vgg import vgg16_bn, vgg19_bn
 from recoup.cli.models.weights import load_weights
@@ -85,6 +85,7 @@ _OWN = {
     "resnet20": _Own(resnet20, _CIFAR_RESNET),
     "resnet56": _Own(resnet56, _CIFAR_RESNET),
     "digits": _Own(digits_resnet, unnormalised((1, 8, 8))),
+    "demo": _Own(demo_network, unnormalised((1, 8, 8))),
 }
 
 
