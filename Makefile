@@ -21,8 +21,14 @@ check-types:
 layers:
 	$(BIN)/lint-imports
 
+# Tests that try things at random, break things on purpose or prune large networks take longer: `make coverage` runs
+# them with all others.
+LONGER := tests/fuzz tests/hostile tests/faults tests/test_threads.py tests/test_random_wirings.py \
+	tests/test_callers_things.py tests/test_hostile_calls.py tests/test_torchvision.py tests/test_cifar_networks.py \
+	tests/benchmarks/test_ablation.py
+
 tests:
-	$(PYTEST) --durations 15
+	$(PYTEST) --durations 15 $(addprefix --ignore=,$(LONGER))
 
 # The whole suite once more under coverage; the algebra must have 95 % of its branches covered, all of it 85 %.
 coverage: .venv/dev
