@@ -364,9 +364,7 @@ def test_everything_is_as_before_after_success(name, method):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["budget", "tolerance", "measure"])
-def test_a_model_that_keeps_count_does_not_count_our_work(name, method, request):
-    if method in ("best", "fast"):
-        request.applymarker(pytest.mark.xfail(strict=False, reason="the standalone form shares the caller's buffers"))
+def test_a_model_that_keeps_count_does_not_count_our_work(name, method):
     model, batches = build(Counting), [images(24), images(24, seed=2)]
     before = snapshot(model, batches)
     run(method, batches, model, **GOALS[name])
