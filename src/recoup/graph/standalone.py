@@ -6,6 +6,7 @@ nothing but call the operations it names.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -51,6 +52,17 @@ class Standalone(nn.Module):
         entered = entering(self, args, kwargs)
         held = (getattr(owner, name.rpartition(".")[2]) for owner, name in zip(self._owners, self._program.stored))  # noqa: B905  # one for each
         return tree_unflatten(self._program.run([*held, *entered.values()]), self._trees[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What can be copied and pickled: the graph as rows, from which the rest is made again."""
+        state = dict(self.__dict__)
+        del state["_program"]
+        return {**state, "graph": _rows(self.graph)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Made again from `__getstate__`."""
+        super().__setstate__({**state, "graph": _graph(state["graph"])})  # type: ignore[no-untyped-call]  # torch's
+        self._program = _program(self.graph)
 
     def extra_repr(self) -> str:
         """How it is called, and what it does."""
@@ -140,6 +152,37 @@ def _hold(root: nn.Module, name: str, value: Tensor) -> nn.Module:
     else:
         owner.register_buffer(last, value)
     return owner
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeName:
+    """Stands for a node among arguments that are pickled."""
+
+    name: str
+
+
+def _rows(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    """A graph as plain rows; an operator of torch's by its name, as it cannot be pickled."""
+    name_of: Any = lambda read: _NodeName(read.name)  # noqa: E731  # fx thinks that only its own values go into a call
+    rows = []
+    for node in graph.nodes:
+        target = str(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.target
+        rows.append((node.op, node.name, target, *fx.node.map_arg((node.args, dict(node.kwargs)), name_of)))
+    return rows
+
+
+def _graph(rows: list[tuple[Any, ...]]) -> fx.Graph:
+    graph, nodes = fx.Graph(), dict[str, fx.Node]()
+
+    def found(value: Any) -> Any:
+        return nodes[value.name] if isinstance(value, _NodeName) else value
+
+    for op, name, target, args, kwargs in rows:
+        if op == "call_function" and isinstance(target, str):
+            target = functools.reduce(getattr, target.split("."), torch.ops)
+        call: Any = fx.node.map_aggregate((tuple(args), dict(kwargs)), found)
+        nodes[name] = graph.create_node(op, target, call[0], call[1], name=name)
+    return graph
 
 
 @dataclass(frozen=True, slots=True)
