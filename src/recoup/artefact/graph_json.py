@@ -34,8 +34,8 @@ from recoup.artefact.tree import classes_in, tree_from_json, tree_to_json
 from recoup.errors import ArtefactError, warn
 from recoup.graph.expressions import FUNCTIONS as TREE_FUNCTIONS
 from recoup.graph.expressions import LEAVES
+from recoup.graph.usage import memory_of
 from recoup.operators.names import writes
-from recoup.operators.record import operator_of
 from recoup.plan import Check as Condition
 from recoup.plan import GraphPlan
 
@@ -149,24 +149,9 @@ def require_unwritten(graph: fx.Graph, parameters: Collection[str]) -> None:
     """
     for node in graph.nodes:
         if node.op == "call_function" and writes(node):
-            source = _source(node.args[0]) if node.args else None
+            source = memory_of(node.args[0]) if node.args else None
             if source is not None and source.op == "get_attr" and str(source.target) in parameters:
                 raise MisfitError(f"the node {node.name}", "one that leaves parameters alone", str(source.target))
-
-
-def _source(value: Any) -> fx.Node | None:
-    """Whose memory a value lies in."""
-    while isinstance(value, fx.Node) and value.op == "call_function" and value.args and _shares_memory(value):
-        first = value.args[0]
-        value = first[0] if isinstance(first, (list, tuple)) and first else first
-    return value if isinstance(value, fx.Node) else None
-
-
-def _shares_memory(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return True  # a part of a list
-    return operator_of(node.target).returns_input or any(part.alias_info is not None for part in schema.returns)
 
 
 def _graph(entries: list[dict[str, Any]], libraries: Collection[str]) -> fx.Graph:

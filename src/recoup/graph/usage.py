@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx, nn
 
 from recoup.graph.capture import Captured
@@ -27,8 +29,9 @@ def idle_modules(model: nn.Module, captured: Captured) -> tuple[str, ...]:
 
 def written_tensors(captured: Captured) -> tuple[str, ...]:
     """Names of the parameters and buffers that the graph writes into, through whatever views."""
-    roots = (_root(node) for node in captured.graph.nodes if node.op == "call_function" and writes(node))
-    names = (captured.tensors.get(root.name) for root in roots)
+    writers = (node for node in captured.graph.nodes if node.op == "call_function" and writes(node) and node.args)
+    roots = (memory_of(node.args[0]) for node in writers)
+    names = (captured.tensors.get(root.name) for root in roots if root is not None)
     return tuple(dict.fromkeys(name for name in names if name is not None and name not in captured.constants))
 
 
@@ -56,12 +59,16 @@ def read_in_other_roles(captured: Captured) -> frozenset[str]:
     return frozenset(captured.tensors[weight.name] for weight in double)
 
 
-def _root(node: fx.Node) -> fx.Node:
-    """The value whose memory a node writes into, or returns a view of."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
-        schema = getattr(node.target, "_schema", None)
-        is_view = schema is not None and any(result.alias_info is not None for result in schema.returns)
-        if not (is_view or writes(node) or operator_of(node.target).returns_input):
-            break
-        node = node.args[0]
-    return node
+def memory_of(value: Any) -> fx.Node | None:
+    """The value whose memory another one lies in: itself, or what it is a view or a part of."""
+    while isinstance(value, fx.Node) and value.op == "call_function" and value.args and _shares_memory(value):
+        first = value.args[0]
+        value = first[0] if isinstance(first, (list, tuple)) and first else first
+    return value if isinstance(value, fx.Node) else None
+
+
+def _shares_memory(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return True  # a part of a list
+    return operator_of(node.target).returns_input or any(part.alias_info is not None for part in schema.returns)

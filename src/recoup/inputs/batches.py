@@ -244,13 +244,18 @@ def required_inputs(model: nn.Module) -> int:
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor in a model's result: in tuples, dicts, and the fields of objects."""
-    if isinstance(value, Tensor):
+    return [leaf for leaf in leaves_in(value) if isinstance(leaf, Tensor)]
+
+
+def leaves_in(value: Any) -> list[Any]:
+    """Everything in a model's result, in order: tensors, numbers, None; in tuples, dicts, and the fields of objects."""
+    if isinstance(value, Tensor) or value is None or isinstance(value, (bool, int, float, complex, str)):
         return [value]
     if isinstance(value, Mapping):
-        return [tensor for part in value.values() for tensor in tensors_in(part)]
+        return [leaf for part in value.values() for leaf in leaves_in(part)]
     if isinstance(value, (list, tuple)):
-        return [tensor for part in value for tensor in tensors_in(part)]
-    return [tensor for part in getattr(value, "__dict__", {}).values() for tensor in tensors_in(part)]
+        return [leaf for part in value for leaf in leaves_in(part)]
+    return [leaf for part in getattr(value, "__dict__", {}).values() for leaf in leaves_in(part)]
 
 
 class Stream:

@@ -8,7 +8,7 @@ measured by the median of its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,17 +41,6 @@ class Proof:
 def worse(one: Proof, other: Proof) -> Proof:
     """The proof that is nearer to its limit."""
     return max(one, other, key=lambda proof: (proof.difference / proof.allowed, proof.difference))
-
-
-def leaves_in(value: Any) -> list[Any]:
-    """Everything in a model's result, in order: tensors, numbers, None; in tuples, dicts, and the fields of objects."""
-    if isinstance(value, Tensor) or value is None or isinstance(value, (bool, int, float, complex, str)):
-        return [value]
-    if isinstance(value, Mapping):
-        return [leaf for part in value.values() for leaf in leaves_in(part)]
-    if isinstance(value, (list, tuple)):
-        return [leaf for part in value for leaf in leaves_in(part)]
-    return [leaf for part in getattr(value, "__dict__", {}).values() for leaf in leaves_in(part)]
 
 
 def compare(expected: Sequence[Any], actual: Sequence[Any], shaken: Sequence[Any] | None = None) -> Proof:

@@ -13,11 +13,11 @@ from recoup.errors import InputError, VerificationError, require_kind
 from recoup.graph.capture import Captured
 from recoup.graph.copies import duplicate, working_copy
 from recoup.graph.modes import exact_float32
-from recoup.inputs.batches import Inputs, device_of, inputs_of
+from recoup.inputs.batches import Inputs, device_of, inputs_of, leaves_in
 from recoup.inputs.surroundings import undisturbed
 from recoup.plan import Plan
 from recoup.surgery.apply import masked
-from recoup.surgery.comparison import Proof, compare, leaves_in, worse
+from recoup.surgery.comparison import Proof, compare, worse
 
 # Samples in a random batch and in one of real ones: more than one, so that a mixed-up batch dimension shows.
 SAMPLES = (2, 3)

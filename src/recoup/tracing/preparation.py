@@ -11,8 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from recoup.errors import CaptureError, warn
 from recoup.graph.copies import hooked, light_copy, strip_hooks, untie, working_copy
-from recoup.inputs.batches import Inputs
-from recoup.surgery.comparison import leaves_in
+from recoup.inputs.batches import Inputs, leaves_in
 
 _LAYERS = (nn.Linear, _ConvNd)
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
