@@ -111,7 +111,7 @@ def smoke(share: float) -> dict[str, dict[str, float]]:
     return found
 
 
-def digits() -> tuple[nn.Module, Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+def digits() -> tuple[nn.Module, Tensor, Tensor, list[Any]]:
     """A small network trained on digits, its training images and labels, and test batches."""
     spec = open_model("recoup:digits", None).input
     train, test = (list(open_data(f"digits@{part}", spec, batch_size=200)) for part in ("train", "test"))

@@ -6,13 +6,13 @@ all steps of a walk is the accuracy of the network that results, less a moving a
 
     critic: (Q(s, a) - (r - b + gamma Q'(s', mu'(s'))))^2,   actor: -Q(s, mu(s)).
 
-Actions are drawn from a normal distribution about the actor's, cut off at the ends. Channels are those with the largest L1
-norms of the weights that read them. At last the network of the best walk is fine-tuned.
+Actions are drawn from a normal distribution about the actor's, cut off at the ends. Channels are those with the largest
+L1 norms of the weights that read them. At last the network of the best walk is fine-tuned.
 
 From the authors' code: at least 20 % of a group, hidden layers of 300, rates 1e-4 (actor) and 1e-3 (critic), gamma = 1,
-batches of 64, a memory of 100 walks, tau = 0.01, noise 0.5 falling by 0.95 a walk, 100 walks at random. The paper has 300
-walks more. Ours: no least-squares reconstruction of the layers before the accuracy is taken; instead batch norms use
-the statistics of the batch. Rates and epochs of the fine-tuning are ours.
+batches of 64, a memory of 100 walks, tau = 0.01, noise 0.5 falling by 0.95 a walk, 100 walks at random. The paper has
+300 walks more. Ours: no least-squares reconstruction of the layers before the accuracy is taken; instead batch norms
+use the statistics of the batch. Rates and epochs of the fine-tuning are ours.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ from recoup.channels.groups import Group
 NEWEST = 0.05
 # Numbers that describe a state.
 STATE = 6
+# The published schedules, or ours where the docstring says so.
+TUNING = Schedule(epochs=100, rate=0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Settings:
     noise: float = 0.5
     decay: float = 0.95
     judges: float = 0.125
-    tuning: Schedule = Schedule(epochs=100, rate=0.01)
+    tuning: Schedule = TUNING
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +97,7 @@ class Walk:
     last: float = 1.0
 
     def state(self, number: int) -> Tensor:
-        """What the agent sees before group `number`: place, width, cost, what is gone, what is left, the last action."""
+        """What the agent sees before group `number`: place, width, cost, what is gone and left, the last action."""
         groups, whole = self.subject.groups, {group.name: group.width for group in self.subject.groups}
         total = self.cost.total(whole)
         group = groups[min(number, len(groups) - 1)]

@@ -1,4 +1,4 @@
-"""CAC: dynamical channel pruning by conditional accuracy change (Chen, Xu, Du, Liu, He 2020, IEEE TNNLS 32(2), 799-813).
+"""CAC: channel pruning by conditional accuracy change (Chen, Xu, Du, Liu, He 2020, IEEE TNNLS 32(2), 799-813).
 
 Public to us is the abstract (doi 10.1109/TNNLS.2020.2979517): gates switch channels off at random while the network
 trains; the change in accuracy under the condition that a channel is off says what it is worth; two criteria estimate it
@@ -31,6 +31,9 @@ from recoup.errors import UsageError
 CRITERIA = ("sampled", "gradient")
 # The part of the sums that an epoch hands on to the next: ours.
 MEMORY = 0.5
+# The published schedules, or ours where the docstring says so.
+PRUNING = Schedule(epochs=40, rate=0.01)
+TUNING = Schedule(epochs=160, rate=0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,8 @@ class Settings:
     share: float = 0.5
     criterion: str = "gradient"
     off: float = 0.1
-    pruning: Schedule = Schedule(epochs=40, rate=0.01)
-    tuning: Schedule = Schedule(epochs=160, rate=0.01)
+    pruning: Schedule = PRUNING
+    tuning: Schedule = TUNING
 
     def __post_init__(self) -> None:
         if self.criterion not in CRITERIA:
@@ -64,8 +67,8 @@ class Changes:
 
     def estimate(self) -> Tensor:
         """The change (channels,); low for channels that are not missed."""
-        off, on = self._sums / self._counts.clamp(min=1e-12)
-        return off - on if self._criterion == "sampled" else on
+        means = self._sums / self._counts.clamp(min=1e-12)
+        return means[0] - means[1] if self._criterion == "sampled" else means[1]
 
     def forget(self) -> None:
         """Let what was seen so far count for less."""

@@ -25,6 +25,9 @@ from benchmarks.rivals.training import Schedule, finetuned, minimise
 
 # Images per batch on which batch norms are estimated again.
 ESTIMATION_BATCH = 1000
+# The published schedules, or ours where the docstring says so.
+TRAINING = Schedule(epochs=200, rate=0.01)
+TUNING = Schedule(epochs=0, rate=0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,8 @@ class Settings:
     """The share of the MACs to keep, the soft training, and the training after the cut."""
 
     share: float = 0.5
-    training: Schedule = Schedule(epochs=200, rate=0.01)
-    tuning: Schedule = Schedule(epochs=0, rate=0.01)
+    training: Schedule = TRAINING
+    tuning: Schedule = TUNING
 
 
 def prune(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings) -> Pruned:

@@ -1,8 +1,7 @@
 """Torch-Pruning as its users take it (Fang et al. 2023, arXiv 2301.12900): group L2 norms, one step, fine-tuning.
 
-The pruning is benchmarks/baselines.py: the same ratio for all groups, the largest one within the budget; the last linear
-layer stays whole. The library has no fine-tuning of its own; rate and epochs are those of its CIFAR examples, from
-memory, so to be taken as ours.
+The pruning is benchmarks/baselines.py: the same ratio for all groups, the largest one within the budget; the last
+linear layer stays whole. The library leaves fine-tuning to its users; rate and epochs are ours.
 """
 
 from __future__ import annotations
@@ -16,13 +15,16 @@ from benchmarks.paper import timed
 from benchmarks.rivals.channels import Pruned
 from benchmarks.rivals.training import Schedule, finetuned
 
+# The published schedules, or ours where the docstring says so.
+TUNING = Schedule(epochs=100, rate=0.01)
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The share of the MACs to keep, and the training after the cut."""
 
     share: float = 0.5
-    tuning: Schedule = Schedule(epochs=100, rate=0.01)
+    tuning: Schedule = TUNING
 
 
 def prune(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings) -> Pruned:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How to train: the rate is the highest one; `augment` shifts by up to four pixels and flips, as is usual for CIFAR."""
+    """How to train: `rate` is the highest one; `augment` shifts by up to four pixels and flips, as usual for CIFAR."""
 
     epochs: int
     rate: float
@@ -64,7 +65,7 @@ def minimise(
     with seeded(schedule.seed), torch.enable_grad():
         optimiser = sgd(parameters, schedule)
         for batch in batches(images, labels, schedule):
-            descend(optimiser, lambda b=batch: loss(b.images, b.labels), batch)  # type: ignore[misc]  # mypy: no default
+            descend(optimiser, partial(loss, batch.images, batch.labels), batch)
             if batch.ends_epoch:
                 after_epoch()
 
@@ -114,7 +115,7 @@ def steps_in(images: Tensor, schedule: Schedule) -> int:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random numbers of the processor that depend on the seed alone; the caller's go on as if nothing had been drawn."""
+    """Random numbers of the CPU that depend on the seed alone; the caller's go on as if nothing had been drawn."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
