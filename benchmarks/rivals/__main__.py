@@ -25,7 +25,7 @@ from benchmarks import networks
 from benchmarks.baselines import count_macs
 from benchmarks.rivals import amc, cac, dcp, gal, metapruning, sfp, torch_pruning
 from benchmarks.rivals.training import Schedule
-from benchmarks.rows import Case, Row, Store
+from benchmarks.rows import Case, Outcome, Row, Store
 from recoup.cli.data import open_data
 from recoup.cli.models import open_model
 from recoup.cli.models.digits import digits_resnet, train_digits
@@ -42,16 +42,16 @@ RECIPES: dict[str, Any] = {
 # All training images of the split: rivals learn from them.
 IMAGES = 40_000
 # For digits: enough to see that a recipe works, little enough for two cores.
-SHORT = Schedule(epochs=4, rate=0.02, batch=64, augment=False)
+SHORT = Schedule(epochs=3, rate=0.02, batch=64, augment=False)
 SMOKE: dict[str, dict[str, Any]] = {
     "dcp": {"images": 64},
-    "gal": {"sparsity": 1.0},
+    "gal": {"sparsity": 0.3},
     "metapruning": {"hidden": 8, "generations": 4, "population": 8, "parents": 3, "judges": 0.2},
     "cac": {},
     "sfp": {},
     "amc": {"walks": 20, "random_walks": 10, "hidden": 32},
 }
-SMOKE_WIDTH, SMOKE_EPOCHS = 12, 8
+SMOKE_WIDTH, SMOKE_EPOCHS = 8, 8
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -59,18 +59,31 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.smoke:
         print(json.dumps(smoke(options.share), indent=1))
         return
-    settings = settings_of(options)
-    plain = {"settings": json.loads(json.dumps(dataclasses.asdict(settings))), "images": options.images}
-    store = Store(options.out, {options.name: plain})
-    case = Case(options.network, options.name, options.seed, round(1 - options.share, 6))
+    store, case = Store(options.out, common(options)), case_of(options)
     if not store.waiting([case]):
         print(f"{options.out} has this row already", file=sys.stderr)
         return
     bench = networks.open_bench(options.network, options)
     images, labels = (torch.cat(part) for part in zip(*bench.calibration(options.seed), strict=True))
-    smaller, seconds = RECIPES[options.name].prune(bench.model, images, labels, settings)
+    smaller, seconds = RECIPES[options.name].prune(bench.model, images, labels, settings_of(options))
     removed = 1 - count_macs(smaller, bench.example) / count_macs(bench.model, bench.example)
-    store.add(Row(case, bench.outcome(smaller, removed, seconds)))
+    outcome: Outcome = bench.outcome(smaller, removed, seconds)
+    store.add(Row(case, outcome))
+
+
+def case_of(options: argparse.Namespace) -> Case:
+    """What was asked for; a case counts what is removed."""
+    return Case(options.network, options.name, options.seed, round(1 - options.share, 6))
+
+
+def common(options: argparse.Namespace) -> dict[str, Any]:
+    """What all rows of a file have in common: the recipe's settings but for share and seed, and the images."""
+    plain = json.loads(json.dumps(dataclasses.asdict(settings_of(options))))
+    del plain["share"]
+    for value in plain.values():
+        if isinstance(value, dict):
+            del value["seed"]
+    return {"recipe": options.name, "settings": plain, "images": options.images}
 
 
 def settings_of(options: argparse.Namespace) -> Any:
