@@ -71,7 +71,7 @@ def test_there_are_eight_and_the_published_methods_take_five():
 
 
 def test_the_docs_have_every_name_and_no_other():
-    text = (DOCS / "recoveries.md").read_text()
+    text, _ = (DOCS / "recoveries.md").read_text().split("## Retraining\n")
     assert re.findall(r"^\| `([\w-]+)` \|", text, flags=re.MULTILINE) == list(RECOVERIES)
     assert f"{REFINE_SECONDS:g} seconds" in text
 
@@ -144,9 +144,7 @@ def test_batch_norms_hold_what_a_pass_by_hand_finds_in_the_smaller_network():
     batches = [batch[:32], batch[32:]]
     calibration = calibrated(model, batches)
     plan = recoup.recover(calibration, keep, recovery="batch-norm").plan
-    smaller, cut = (
-        recoup.apply(model, p) for p in (plan, recoup.recover(calibration, keep, recovery="none").plan)
-    )
+    smaller, cut = (recoup.apply(model, p) for p in (plan, recoup.recover(calibration, keep, recovery="none").plan))
     sums = {}
 
     def see(name):

@@ -43,9 +43,7 @@ class SavedResult:
         """
         report = dataclasses.replace(self.report, finetuned=(*self.report.finetuned, *finetuned.history))
         model: nn.Module = finetuned.model
-        save(
-            folder, model, self.plan, report, source=self.source, samples=self.samples, original=self.original
-        )
+        save(folder, model, self.plan, report, source=self.source, samples=self.samples, original=self.original)
         return report
 
 

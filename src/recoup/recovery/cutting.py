@@ -1,6 +1,6 @@
 """No recovery: what is pruned is only cut off, and every weight that stays is what it was.
 
-    ŷ = W_S^T a_S + b
+ŷ = W_S^T a_S + b
 """
 
 from __future__ import annotations

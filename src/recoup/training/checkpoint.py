@@ -121,7 +121,9 @@ def _checked_history(path: Path, text: str, run: Run) -> tuple[Epoch, ...]:
         raise ArtefactError(f"{path} has format {facts.get('format')}, this version reads {FORMAT}. {_REMOVE}")
     settings = {name: value for name, value in run.settings.items() if found.settings.get(name) != value}
     if settings or found.settings.keys() != run.settings.keys():
-        named = ", ".join(f"{name} was {found.settings.get(name)!r} and is {value!r}" for name, value in settings.items())
+        named = ", ".join(
+            f"{name} was {found.settings.get(name)!r} and is {value!r}" for name, value in settings.items()
+        )
         raise ArtefactError(f"{path} was written with other settings: {named}. Give those, or remove it to begin anew.")
     if found.steps != run.steps:
         raise ArtefactError(f"{path} is of epochs with {found.steps} batches, not {run.steps}. Give the same batches.")
