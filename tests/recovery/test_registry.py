@@ -109,7 +109,7 @@ def test_rescale_is_what_the_released_code_does():
 
 @pytest.mark.parametrize("name", ["residual", "shared", "windows"])
 def test_none_makes_the_network_of_a_plan_that_writes_nothing(name):
-    model, batch, calibration, keep = of_the_zoo(name)
+    model, _, calibration, keep = of_the_zoo(name)
     smaller = recoup.apply(model, recoup.recover(calibration, keep, recovery="none").plan)
     bare = recoup.apply(model, plan_without_refit(calibration.structure, keep))
     expected = bare.state_dict()
@@ -120,7 +120,7 @@ def test_none_makes_the_network_of_a_plan_that_writes_nothing(name):
 @pytest.mark.parametrize("name", ["residual", "concat", "several", "flattened", "windows"])
 def test_a_mean_shift_keeps_the_mean_of_every_output_of_a_layer(name):
     """On the inputs of the original, where the shift was measured: layer by layer, with what comes before it whole."""
-    _, batch, calibration, keep = of_the_zoo(name)
+    _, _, calibration, keep = of_the_zoo(name)
     plan = recoup.recover(calibration, keep, recovery="mean-shift").plan
     for consumer in calibration.structure.consumers:
         seen = calibration.statistics.get(consumer.name)

@@ -113,7 +113,8 @@ class _BatchStatistics(TorchFunctionMode):
         dims, size = [dim for dim in range(values.dim()) if dim != 1], len(values)
         variance, mean = torch.var_mean(values.float() if values.element_size() < 4 else values, dims)
         sums = size * mean.double(), size * variance.double()
-        count, means, variances = self._sums.get(places, (0, *(torch.zeros_like(part) for part in sums)))
+        nothing = 0, torch.zeros_like(sums[0]), torch.zeros_like(sums[1])
+        count, means, variances = self._sums.get(places, nothing)
         self._sums[places] = count + size, means + sums[0], variances + sums[1]
 
 
