@@ -197,7 +197,7 @@ def test_every_option_of_the_command_line_is_in_the_guide():
     ("heading", "method", "twin", "missing"),
     [
         ("### Fields of Best and Fast", recoup.Best, recoup.Fast, set()),
-        ("### Fields of Paper and Released", recoup.Paper, recoup.Released, {"weighting"}),
+        ("### Fields of Paper and Released", recoup.Paper, recoup.Released, {"weighting", "recovery"}),
     ],
 )
 def test_every_field_of_a_method_is_in_the_guide(heading, method, twin, missing):

@@ -42,8 +42,8 @@ GOALS = ("tolerance", "macs", "parameters", "width", "latency")
 NAMED = "--tolerance, --macs, --parameters, --width and --latency"
 # Options that are fields of a method; which method has which, the method itself says.
 FIELDS = (
-    "selector", "ridge", "positions", "multiple_of", "confidence", "outputs", "refine", "weighting", "steps",
-    "constraint", "order", "unit", "classifier",
+    "selector", "ridge", "positions", "multiple_of", "confidence", "outputs", "refine", "weighting", "recovery",
+    "steps", "constraint", "order", "unit", "classifier",
 )  # fmt: skip
 
 
@@ -161,6 +161,7 @@ method_options = combined(
     click.option("--outputs", metavar="NAME", help="best, fast: what the model returns, classes or values."),
     click.option("--refine", metavar="S", type=float, help="best, fast: seconds of gradient steps, no labels."),
     click.option("--weighting", metavar="NAME", help="paper: slope or none."),
+    click.option("--recovery", metavar="NAME", help="paper: none, mean-shift, batch-norm, one-pass, rescale."),
     click.option("--order", metavar="NAME", help="paper, released: bottom-up, top-down, random."),
     click.option("--constraint", metavar="NAME", help="paper, released: step or global."),
     click.option("--unit", metavar="NAME", help="paper, released: layer or block."),

@@ -28,6 +28,11 @@ from recoup.errors import (
 )
 from recoup.inputs.surroundings import as_the_caller
 
+READ_ONCE = (
+    "{} is an iterator that can be read only once, and batch norms are estimated on it a second time. Pass a list or "
+    "a DataLoader."
+)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
@@ -268,7 +273,7 @@ class Stream:
     def __init__(self, batches: Iterable[Any], what: str = "calibration") -> None:
         _check_iterable(batches, what)
         self.length = length_of(batches)
-        self._what, self._is_read = what, False
+        self._batches, self._what, self._is_read = batches, what, False
         self._rest: Iterator[Any] = self._read(lambda: iter(batches), 1)
         self.first = self._next(1)
         if self.first is _NOTHING:
@@ -288,6 +293,20 @@ class Stream:
             yield batch
             number += 1
             batch = self._next(number)
+
+    def again(self) -> Stream:
+        """The same batches from the start."""
+        self.require_repeatable()
+        return Stream(self._batches, self._what)
+
+    def require_repeatable(self) -> None:
+        """Refuse batches that cannot be read from the start again.
+
+        Raises:
+            CalibrationError: they are an iterator.
+        """
+        if isinstance(self._batches, Iterator):
+            raise CalibrationError(READ_ONCE.format(self._what))
 
     def _next(self, number: int) -> Any:
         return self._read(lambda: next(self._rest, _NOTHING), number)

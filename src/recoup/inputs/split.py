@@ -67,6 +67,16 @@ class Split:
             yield from _bounded(self.stream)
         yield from ((self.numbers[place], self.batches[place]) for place in self.fit)
 
+    def repeated(self) -> Iterator[tuple[object, Any]]:
+        """The batches to fit to once more, after `fitting` has read them.
+
+        Raises:
+            CalibrationError: they came from an iterator, and were not kept.
+        """
+        if self.stream is not None:
+            yield from _bounded(self.stream.again())
+        yield from ((self.numbers[place], self.batches[place]) for place in self.fit)
+
     def part(self, images: int) -> Split:
         """The first batches with at least so many images between them."""
         counts = [sum(batch.size for batch in self.batches[: place + 1]) for place in range(len(self.batches))]

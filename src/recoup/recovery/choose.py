@@ -30,7 +30,7 @@ QUICK_IMAGES = 4000
 # The square of the sum of a layer's rows, relative to what it would be if they had nothing to do with each other, below
 # which the layer was trained by cross-entropy.
 CANCELLED = 0.5
-ONE_PASS, IN_SEQUENCE, REFINED = "one pass", "in sequence", "refined"
+ONE_PASS, IN_SEQUENCE, JOINT, REFINED = "one pass", "in sequence", "joint", "refined"
 NOT_REFINED = (
     "nothing was refined: gradient steps need to run the smaller network operation by operation, and the derivatives "
     "of all of them, which this one does not allow. The result is the closed-form one."
@@ -60,13 +60,20 @@ def recover_in_full(calibration: Calibration, keep: Tensor, progress: Progress =
     return calibration.cache("full", _key(keep), lambda: _recovered(calibration, keep, progress, is_quick=False))
 
 
-def refined(calibration: Calibration, recovered: Recovered, keep: Tensor, progress: Progress = silent) -> Recovered:
-    """The plan after the seconds of refinement that the method has, if that has helped."""
-    seconds = sequential_method(calibration).refine
+def refined(
+    calibration: Calibration,
+    recovered: Recovered,
+    keep: Tensor,
+    progress: Progress = silent,
+    *,
+    seconds: float | None = None,
+) -> Recovered:
+    """The plan after the seconds of refinement that the method has, or so many `seconds`, if that has helped."""
+    seconds = sequential_method(calibration).refine if seconds is None else seconds
     with surviving("refinement", "the network"):
         plan = refine(calibration, calibration.split, keep, recovered.plan, seconds, progress)
         if plan is not None:
-            return _better(calibration, recovered, REFINED, _scaled(calibration, plan, keep))
+            return _better(calibration, recovered, REFINED, scaled(calibration, plan, keep))
         warn(NOT_REFINED)
     return recovered
 
@@ -97,11 +104,11 @@ def _recovered(calibration: Calibration, keep: Tensor, progress: Progress, *, is
     split = split.part(QUICK_IMAGES) if is_quick else split
     with surviving("recovery in sequence", "the network"):
         plan = recover_in_sequence(calibration, split, keep, start, progress, joint_steps=steps)
-        return _better(calibration, recovered, IN_SEQUENCE, _scaled(calibration, plan, keep))
+        return _better(calibration, recovered, IN_SEQUENCE, scaled(calibration, plan, keep))
     return recovered
 
 
-def _scaled(calibration: Calibration, plan: Plan, keep: Tensor) -> Plan:
+def scaled(calibration: Calibration, plan: Plan, keep: Tensor) -> Plan:
     """The plan with the scale of the class scores that errs least, where there is a layer known to make some."""
     head = calibration.cache("head", "class scores", lambda: _scoring_head(calibration))
     if head is None or (gain := reference_of(calibration).gain(plan.weights)) == 1.0:

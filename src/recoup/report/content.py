@@ -21,6 +21,7 @@ from recoup.report.formatting import duration
 from recoup.statistics.calibrate import ENOUGH_SAMPLES, Calibration
 from recoup.statistics.constant import constant_channels
 from recoup.surgery.comparison import Proof
+from recoup.training.record import Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ class Report:
 
     `method` has the method's name and fields. `held_out` is the output error on held-out images of each recovery that
     was tried; the least was kept. `latency` is there for a budget of time. `constant` names the groups with channels
-    that were constant on the calibration images.
+    that were constant on the calibration images. `finetuned` has the epochs of training that came after; all other
+    figures are of the network before it.
     """
 
     network: str
@@ -95,6 +97,7 @@ class Report:
     held_out: Mapping[str, float] = field(default_factory=dict)
     latency: Latency | None = None
     constant: Mapping[str, ConstantChannels] = field(default_factory=dict)
+    finetuned: tuple[Epoch, ...] = ()
 
     @property
     def macs_removed(self) -> float:
@@ -176,6 +179,15 @@ class Report:
         named = "; ".join(f"{name}: {group}" for name, group in self.constant.items())
         return f"{found} channels were constant on the calibration images, {gone} of them are gone ({named})"
 
+    @property
+    def retraining(self) -> str | None:
+        """How long it was fine-tuned and what became of the loss, in a line; None if it was not."""
+        if not self.finetuned:
+            return None
+        first, last = self.finetuned[0], self.finetuned[-1]
+        points = "" if last.accuracy is None else f", accuracy {last.accuracy:.2f} at the end"
+        return f"fine-tuned for {len(self.finetuned)} epochs: loss {first.loss:.4f} -> {last.loss:.4f}{points}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
         data: dict[str, Any] = dataclasses.asdict(self)
@@ -203,6 +215,8 @@ class Report:
             lines.append(f"output error on held-out images: {errors}")
         if self.constancy is not None:
             lines.append(self.constancy)
+        if self.retraining is not None:
+            lines.append(self.retraining)
         if self.form is not None:
             lines.append(f"the result is a standalone graph: {self.form}")
         lines.append(f"proof: smaller = masked original to {self.proof.difference:.1e}")
