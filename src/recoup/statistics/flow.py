@@ -118,9 +118,8 @@ class _Watch:
         call |= {"input": read.mantissa, "weight": weight.double().abs()}
         if isinstance(call.get("bias"), (Tensor, Carried)):
             call["bias"] = None if names[0] != "bias" else weight.new_zeros((), dtype=torch.float64)
-        result = node.target(  # type: ignore[operator]  # the target of a call_function is one
-            *(call.pop(argument) for argument in names[: len(args)]), **call
-        )
+        in_order = [call.pop(argument) for argument in names[: len(args)]]
+        result = node.target(*in_order, **call)  # type: ignore[operator]  # the target of a call_function is one
         return Carried(result, given.log).normalised()
 
 
