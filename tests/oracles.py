@@ -158,6 +158,15 @@ class _Factor(nn.Module):
 
 
 __all__ = [
-    "costs_of_single_channels", "flow_by_definition", "gates_by_coordinate_descent", "thinet_from_rows",
-    "greedy_by_brute_force", "least_squares", "loss", "records_of", "rows_of", "unfolded", "weighted_moments",
+    "costs_of_single_channels",
+    "flow_by_definition",
+    "gates_by_coordinate_descent",
+    "greedy_by_brute_force",
+    "least_squares",
+    "loss",
+    "records_of",
+    "rows_of",
+    "thinet_from_rows",
+    "unfolded",
+    "weighted_moments",
 ]  # fmt: skip

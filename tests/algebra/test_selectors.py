@@ -159,7 +159,10 @@ def test_mean_ranks_are_those_of_the_singular_values(shape):
     torch.manual_seed(0)
     ranks = torch.randint(0, 6, (4, 3))
     maps = torch.stack(
-        [torch.stack([1e4 * torch.randn(shape[0], r) @ torch.randn(r, shape[1]) for r in row]) for row in ranks.tolist()]
+        [
+            torch.stack([1e4 * torch.randn(shape[0], r) @ torch.randn(r, shape[1]) for r in row])
+            for row in ranks.tolist()
+        ]
     )
     torch.testing.assert_close(mean_ranks(maps), torch.linalg.matrix_rank(maps).double().mean(0))
     torch.testing.assert_close(mean_ranks(maps), ranks.double().mean(0))

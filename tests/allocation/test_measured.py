@@ -11,7 +11,7 @@ from recoup.allocation.measured import Allocator, cost_model, keep_within, measu
 from recoup.allocation.widths import widths_for
 from recoup.channels.cost import cost
 from recoup.config import Budget, Limits
-from recoup.errors import BudgetError, UsageError
+from recoup.errors import BudgetError
 from recoup.inputs.batches import Inputs
 from recoup.judge.output_error import Reference
 from recoup.progress import silent

@@ -218,7 +218,9 @@ def counted(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize(("selector", "passes"), [("taylor", 1), ("apoz", 1), ("hrank", 1), ("forward", 0), ("fpgm", 0)])
+@pytest.mark.parametrize(
+    ("selector", "passes"), [("taylor", 1), ("apoz", 1), ("hrank", 1), ("forward", 0), ("fpgm", 0)]
+)
 def test_one_pass_serves_all_groups(selector, passes, monkeypatch):
     entry = ZOO["residual"]
     seen = calibrated(entry.build(5), [entry.batch(20)], recoup.Paper(selector=selector))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -86,7 +86,7 @@ def _norms(calibration: Calibration) -> Iterator[BatchNorm]:
     return (norm for norm in found if norm is not None)
 
 
-def _norm(node: fx.Node, tensors: dict[str, str]) -> BatchNorm | None:
+def _norm(node: fx.Node, tensors: Mapping[str, str]) -> BatchNorm | None:
     """The batch norm that a node is, if it is one with factors and statistics of its own."""
     if operation_name(node.target) != "batch_norm":
         return None

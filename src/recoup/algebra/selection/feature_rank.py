@@ -51,4 +51,5 @@ def _ranks(matrices: Tensor) -> Tensor:
     tolerance = max(rows, columns) * torch.finfo(torch.float32).eps
     peak = tall.flatten(2).abs().amax(dim=2).clamp(min=torch.finfo(torch.float64).tiny)[..., None, None]
     values = torch.linalg.eigvalsh((tall / peak) @ (tall / peak).mT)
-    return (values > tolerance**2 * values[..., -1:].clamp(min=torch.finfo(torch.float64).eps)).double().sum(dim=-1)
+    is_above: Tensor = values > tolerance**2 * values[..., -1:].clamp(min=torch.finfo(torch.float64).eps)
+    return is_above.double().sum(dim=-1)
