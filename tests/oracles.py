@@ -76,7 +76,7 @@ def records_of(model: nn.Module, name: str, batch: Any) -> tuple[Tensor, Tensor]
 
 
 def thinet_from_rows(rows: list[tuple[Tensor, Tensor, Tensor]], width: int) -> list[int]:
-    """ThiNet's order, best first, from raw inputs (n, d), weights (d, N) and the channel of each row, layer by layer."""
+    """ThiNet's order, best first, from raw inputs (n, d), weights (d, N) and the channel of each row."""
 
     def parts(X: Tensor, W: Tensor, channel_of: Tensor) -> Tensor:
         found = [X[:, channel_of == c] @ W[channel_of == c] for c in range(width)]  # each (n, N)

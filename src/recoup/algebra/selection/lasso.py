@@ -44,7 +44,7 @@ def lasso(problem: Problem) -> Ranking:
 
 def opening_order(M: Tensor) -> Tensor:
     """All gates (C,) in the order in which they first open as the price falls."""
-    path = _Path(M)
+    path = _GatePath(M)
     for _ in range(MOST_EVENTS * len(M)):
         if len(path.opened) == len(M) or not path.advance():
             break
@@ -52,7 +52,7 @@ def opening_order(M: Tensor) -> Tensor:
     return torch.tensor([*path.opened, *rest], dtype=torch.long)
 
 
-class _Path:
+class _GatePath:
     """The path of the gates up to the present price; `inverse` is M_AA^-1 of the open gates A."""
 
     def __init__(self, M: Tensor) -> None:
