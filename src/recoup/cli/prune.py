@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from recoup._prune import Result, prune
+from recoup.algebra.selection import SELECTORS
 from recoup.artefact.files import PAGE
 from recoup.artefact.writing import require_new
 from recoup.cli.data import Data, open_data
@@ -151,7 +152,7 @@ width_options = combined(
 
 method_options = combined(
     click.option("--method", default="best", show_default=True, metavar="NAME", help="best, fast, paper or released."),
-    click.option("--selector", metavar="NAME", help="Ranks channels: forward, backward, l2, random."),
+    click.option("--selector", metavar="NAME", help=f"Ranks channels: {', '.join(SELECTORS)}."),
     click.option("--ridge", metavar="R", type=float, help="Added to a covariance, relative to its mean diagonal."),
     click.option("--positions", metavar="N", type=int, help="Output positions per image in the statistics."),
     click.option("--multiple-of", metavar="N", callback=_multiple, help="Multiples of N, such as 8, or 'device'."),

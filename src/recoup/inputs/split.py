@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -214,7 +214,9 @@ def _joined(parts: list[Inputs]) -> Inputs:
     if len(parts) == 1:
         return parts[0]
     columns = iter(list(zip(*(part.tensors() for part in parts), strict=True)))
-    return parts[0].map(lambda _: torch.cat(next(columns)))
+    labels = [part.labels for part in parts if part.labels is not None]
+    joined = parts[0].map(lambda _: torch.cat(next(columns)))
+    return replace(joined, labels=torch.cat(labels) if len(labels) == len(parts) else None)
 
 
 def _blended_with(inputs: Inputs, other: Inputs) -> Inputs:
