@@ -19,6 +19,7 @@ import recoup
 from benchmarks.machine import timed
 from benchmarks.networks import Batches, verified
 from benchmarks.paper.cases import BEST, PAPER, RELEASED, Case, Outcome
+from recoup.algebra.selection import registry
 from recoup.channels.cost import cost
 from recoup.graph.modes import evaluating
 from recoup.judge.acceptance import Acceptance, ImageAcceptance, ScoreAcceptance
@@ -178,14 +179,9 @@ def statistics_key(method: Method) -> Hashable:
 
 
 def asked_by(selector: Any) -> Hashable:
-    """What a selector asks of the calibration beyond covariances and filters, as its registry says; None for nothing.
-
-    A registry without such a say has selectors that all live from the same statistics.
-    """
-    from recoup.algebra.selection import registry
-
-    needs: Mapping[Any, Any] = getattr(registry, "NEEDS", {})
-    return needs.get(selector)
+    """Whether a selector looks at images, of which the calibration then keeps some; False where none can say so."""
+    looks = getattr(registry, "looks_at_images", None)
+    return False if looks is None else looks(selector)
 
 
 def search(sample: Sample, case: Case, options: argparse.Namespace) -> Outcome:
