@@ -7,6 +7,7 @@ selector stay together, in one process, where statistics and rankings are shared
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import queue
@@ -60,18 +61,24 @@ class Experiment:
 
 def run(experiment: Experiment, options: Options) -> list[Row]:
     """The rows of all cases, those measured now and those stored before; table, figure and page are written."""
-    store = Store(options.out / f"{experiment.name}.json", settings_of(options), key_of)
-    cases = [] if options.table else experiment.cases(options)
-    for row in measured(experiment, store.waiting(cases), options):
-        store.add(row)
-    rows = [read_row(plain) for plain in store.rows]
+    path = options.out / f"{experiment.name}.json"
+    if not options.table:
+        store = Store(path, settings_of(options), key_of)
+        for row in measured(experiment, store.waiting(experiment.cases(options)), options):
+            store.add(row)
+    rows = stored_rows(path)
     if rows:
         publish(experiment, rows, options.docs)
     return rows
 
 
+def stored_rows(path: Path) -> list[Row]:
+    """The rows in a file; none where there is no file."""
+    return [read_row(plain) for plain in json.loads(path.read_text())["rows"]] if path.exists() else []
+
+
 def settings_of(options: Options) -> Plain:
-    """What all rows of a file have in common; rows that are only shown have been made with what they were made with."""
+    """What all rows of a file have in common."""
     return {name: getattr(options, name) for name in COMMON}
 
 
@@ -156,7 +163,8 @@ def rows_of(experiment: Experiment, cases: Sequence[Case], options: Options) -> 
 
 def sample_of(case: Case, options: Options) -> Sample:
     """The calibration sample of a case; the last few are remembered."""
-    key = tuple(sorted((name, repr(value)) for name, value in vars(options).items()))
+    said = {name: repr(value) for name, value in vars(options).items() if name != "command"}
+    key = tuple(sorted(said.items()))
     return _sample(case.network, case.data, case.seed, _Remembered(key, options))
 
 
