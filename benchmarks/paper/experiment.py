@@ -64,7 +64,7 @@ def run(experiment: Experiment, options: Options) -> list[Row]:
     path = options.out / f"{experiment.name}.json"
     if not options.table:
         store = Store(path, settings_of(options), key_of)
-        for row in measured(experiment, store.waiting(experiment.cases(options)), options):
+        for row in measured(experiment.measure, store.waiting(experiment.cases(options)), options):
             store.add(row)
     rows = stored_rows(path)
     if rows:
@@ -115,12 +115,12 @@ def wrapped_command(command: str) -> list[str]:
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
-def measured(experiment: Experiment, cases: Sequence[Case], options: Options) -> Iterator[Row]:
+def measured(measure: Measure, cases: Sequence[Case], options: Options) -> Iterator[Row]:
     """The rows of the cases as they are done, by as many processes as asked for."""
     groups = together(cases)
     if options.jobs == 1 or len(groups) < 2:
         for group in groups:
-            yield from rows_of(experiment, group, options)
+            yield from rows_of(measure, group, options)
         return
     threads = max(1, (os.cpu_count() or 1) // options.jobs)
     spawning = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
@@ -129,7 +129,7 @@ def measured(experiment: Experiment, cases: Sequence[Case], options: Options) ->
         ProcessPoolExecutor(options.jobs, spawning, torch.set_num_threads, (threads,)) as pool,
     ):
         made = manager.Queue()
-        work = [pool.submit(_send, experiment, group, options, made) for group in groups]
+        work = [pool.submit(_send, measure, group, options, made) for group in groups]
         try:
             yield from _received(made, work)
         finally:
@@ -145,14 +145,14 @@ def together(cases: Sequence[Case]) -> list[list[Case]]:
     return list(groups.values())
 
 
-def rows_of(experiment: Experiment, cases: Sequence[Case], options: Options) -> Iterator[Row]:
+def rows_of(measure: Measure, cases: Sequence[Case], options: Options) -> Iterator[Row]:
     """The rows of cases that belong together; what cannot be pruned so is a row too, with a note.
 
     A library that is missing says nothing about the case: it has no row, and stderr says why.
     """
     for case in cases:
         try:
-            outcome = experiment.measure(sample_of(case, options), case, options)
+            outcome = measure(sample_of(case, options), case, options)
         except ModelError as error:
             print(f"{case}: skipped, {error}", file=sys.stderr, flush=True)
             continue
@@ -199,8 +199,8 @@ def stamp_of(case: Case, options: Options) -> Stamp:
     return Stamp(versions(), device_name(options.device), options.command, evaluate)
 
 
-def _send(experiment: Experiment, cases: Sequence[Case], options: Options, made: Any) -> None:
-    for row in rows_of(experiment, cases, options):
+def _send(measure: Measure, cases: Sequence[Case], options: Options, made: Any) -> None:
+    for row in rows_of(measure, cases, options):
         made.put(row)
 
 

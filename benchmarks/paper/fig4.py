@@ -44,7 +44,9 @@ def check(rows: Sequence[Row]) -> None:
             if (found := measured(mine, constraint=constraint))
         }
         if len(early) == 2:
-            message = f"{mine[0].case.network}: first layers lose {early[GLOBAL]:.2f} globally, {early[STEP]:.2f} by step"
+            message = (
+                f"{mine[0].case.network}: first layers lose {early[GLOBAL]:.2f} globally, {early[STEP]:.2f} by step"
+            )
             require(early[GLOBAL] >= early[STEP], message)
 
 

@@ -12,13 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-import recoup
 import torch
 from matplotlib.figure import Figure
-from recoup.algebra.ridge import compensate
-from recoup.channels.groups import Group
-from recoup.statistics.rank import problem_of
 
+import recoup
 from benchmarks.paper.cases import Case, Outcome, Row, grouped, markdown, measured
 from benchmarks.paper.checks import require
 from benchmarks.paper.drawing import colour, marker, panels
@@ -26,6 +23,9 @@ from benchmarks.paper.experiment import Experiment, Options
 from benchmarks.paper.opening import at_hand
 from benchmarks.paper.selectors import CAP, selectors_of
 from benchmarks.paper.workbench import Sample, method_of
+from recoup.algebra.ridge import compensate
+from recoup.channels.groups import Group
+from recoup.statistics.rank import problem_of
 
 SPARSITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 SHOWN = (0.3, 0.5, 0.7)

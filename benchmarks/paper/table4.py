@@ -10,11 +10,10 @@ Asserts: stages are all there, take time and sum up; more epochs take longer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-import recoup
 from matplotlib.figure import Figure
 
+import recoup
 from benchmarks.paper.cases import BEST, PAPER, Case, Outcome, Row, average, grouped, markdown, measured, shown
 from benchmarks.paper.checks import require, require_within_tolerance
 from benchmarks.paper.drawing import colour, panels

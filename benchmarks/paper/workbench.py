@@ -142,6 +142,14 @@ class Sample:
     seed: int
     _calibrated: dict[Hashable, tuple[recoup.Calibration, Clock]] = field(default_factory=dict)
     _ranked: dict[Hashable, Ranked] = field(default_factory=dict)
+    _made: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` returned when it was first asked for under this key."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: Made = self._made[key]
+        return made
 
     @cached_property
     def batches(self) -> Batches:
