@@ -121,8 +121,8 @@ def measured(rows: Iterable[Row], **fields_: Any) -> list[Row]:
 
 
 def values(rows: Iterable[Row], of: str) -> list[float]:
-    """One number of every outcome that has it."""
-    found = (getattr(row.outcome, of) for row in rows)
+    """One number of every outcome that came to something and has it."""
+    found = (getattr(row.outcome, of) for row in rows if not row.outcome.note)
     return [float(value) for value in found if value is not None]
 
 

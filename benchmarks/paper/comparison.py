@@ -33,7 +33,7 @@ def comparison_cases(
 
 
 def comparison_table(rows: Sequence[Row], published: Sequence[Published], rivals: Sequence[Rival]) -> str:
-    """Means over samples, then the rivals as the paper quotes them; the paper's figures stand beside its own method."""
+    """Means over samples, then the rivals as the paper quotes them; the paper's figure is that of its tolerance."""
     figures = {figure.tolerance: figure for figure in published}
     lines = []
     for mine in grouped(rows, lambda case: (case.network, case.method, case.tolerance)):
@@ -44,8 +44,8 @@ def comparison_table(rows: Sequence[Row], published: Sequence[Published], rivals
                 case.network,
                 case.method,
                 str(case.tolerance),
-                against(mine, "flops", figure and figure.removed),
-                against(mine, "test_drop", figure and figure.test_drop),
+                against(mine, "flops", figure.removed if figure else None),
+                against(mine, "test_drop", figure.test_drop if figure else None),
                 shown(mine, "validation_drop"),
                 shown(mine, "kl", ".3f"),
                 shown(mine, "evaluations", ".0f"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ COLOURS = (
     "#d946ef", "#22c55e", "#fb7185", "#8b5cf6",
 )  # fmt: skip
 MARKERS = "osv^D<>phXP*d8HP"
-STYLE = {
+STYLE: Any = {
     "svg.hashsalt": "recoup",
     "figure.facecolor": "none",
     "axes.facecolor": "none",
@@ -44,7 +44,7 @@ STYLE = {
 @contextmanager
 def drawing() -> Iterator[None]:
     """Figures made inside have the style."""
-    with plt.rc_context(STYLE):
+    with plt.rc_context(rc=STYLE):
         yield
     plt.close("all")
 
@@ -78,7 +78,7 @@ def marker(place: int) -> str:
     return MARKERS[place % len(MARKERS)]
 
 
-def draw_sparsity(axes: Any, series: dict[str, Sequence[float]]) -> None:
+def draw_sparsity(axes: Any, series: Mapping[str, Sequence[float]]) -> None:
     """Percent of the channels removed from layer to layer, one line each."""
     for place, (label, shares) in enumerate(series.items()):
         layers = range(1, len(shares) + 1)

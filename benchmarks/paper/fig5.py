@@ -39,9 +39,11 @@ def table(rows: Sequence[Row]) -> str:
         case = mine[0].case
         seconds = [row.outcome.stages["selection"] for row in mine if "selection" in row.outcome.stages]
         lines.append(
-            [case.network, case.selector, str(case.tolerance), shown(mine, "flops", ".1f")]
-            + [shown(mine, "validation_drop"), shown(mine, "test_drop"), shown(mine, "kl", ".3f")]
-            + [f"{sum(seconds) / len(seconds):.1f}" if seconds else "-"]
+            [
+                *(case.network, case.selector, str(case.tolerance), shown(mine, "flops", ".1f")),
+                *(shown(mine, "validation_drop"), shown(mine, "test_drop"), shown(mine, "kl", ".3f")),
+                f"{sum(seconds) / len(seconds):.1f}" if seconds else "-",
+            ]
         )
     return markdown(HEAD, lines)
 

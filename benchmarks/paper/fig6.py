@@ -8,6 +8,7 @@ Asserts: the loss rises with sparsity; the lower of forward and backward lies be
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -122,7 +123,7 @@ def check(rows: Sequence[Row]) -> None:
             selector, found = group[0].case.selector, curves(group)
             means[selector] = overall(found)
             for layer, losses in found.items():
-                pairs = zip(losses, losses[1:], strict=False)
+                pairs = itertools.pairwise(losses)
                 require(
                     all(after >= before - RISE for before, after in pairs),
                     f"{selector}, {layer}: the loss falls with sparsity: {losses}",

@@ -1,10 +1,10 @@
-"""Recoveries by name on one calibration sample: the one-pass family on any statistics, the others on those of `Best`."""
+"""Recoveries by name on one calibration sample: those of one pass on any statistics, the others on those of `Best`."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
@@ -35,6 +35,8 @@ def recovered(sample: Sample, ranked: Ranked, keep: Tensor, recovery: str, clock
         seen, statistics = sample.calibrated(recoup.Best(seed=sample.seed))
         clock.seconds |= statistics.seconds
         clock.memory |= statistics.memory
+    if recovery == NONE and not HAS_NAMES:
+        return clock("recovery", lambda: recoup.apply(seen.model, plan_without_refit(seen.structure, keep)))
     return clock("recovery", lambda: verified(seen, plan_of(seen, keep, recovery)))
 
 
@@ -42,7 +44,6 @@ def plan_of(seen: recoup.Calibration, keep: Tensor, recovery: str) -> recoup.Pla
     """The plan of the recovery of that name."""
     if HAS_NAMES:
         named = {"recovery": recovery}
-        return recoup.recover(seen, keep, **named).plan  # type: ignore[arg-type]  # recover does not know names yet
-    if recovery == NONE:
-        return plan_without_refit(seen.structure, keep)
+        recover: Callable[..., recoup.Recovered] = recoup.recover
+        return recover(seen, keep, **named).plan
     return recoup.recover(seen, keep).plan

@@ -153,14 +153,16 @@ def table(rows: Sequence[Row]) -> str:
         case, cells = mine[0].case, []
         for each in epochs:
             found = [row for row in mine if row.case.epochs == each]
-            is_there = bool(measured(found))
-            cells.append(
-                f"{shown(found, 'top1')} ({average(found, 'seconds'):.1f} s)" if is_there else shown(found, "top1")
-            )
-        base = shown(mine, "base") if not measured(mine) else f"{average(measured(mine), 'base'):.2f}"
-        lines.append([f"{case.network} ({base})", f"{case.kept:.0%}", name_of(case), *cells])
+            seconds = f" ({average(found, 'seconds'):.1f} s)" if measured(found) else ""
+            cells.append(f"{shown(found, 'top1')}{seconds}")
+        lines.append([f"{case.network}{base_of(mine)}", f"{case.kept:.0%}", name_of(case), *cells])
     head = ("network (top-1)", "MACs kept", "selector, recovery", *(f"{each} epochs" for each in epochs))
     return f"{markdown(head, lines)}\n\n{table_of_moments(rows)}"
+
+
+def base_of(rows: Sequence[Row]) -> str:
+    """The accuracy of the original, in brackets, where a row knows it."""
+    return f" ({average(rows, 'base'):.2f})" if measured(rows) else ""
 
 
 def table_of_moments(rows: Sequence[Row]) -> str:
@@ -189,11 +191,8 @@ def families(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 def is_drawn(case: Case) -> bool:
     """Whether a line of the grid is in the figure: compensation with the paper's selectors, and no recovery at all."""
-    return case.method != GRID or (case.selector, case.recovery) in {
-        (CAP[0], ONE_PASS),
-        (CAP[1], ONE_PASS),
-        ("l2", NONE),
-    }
+    drawn = {*((selector, ONE_PASS) for selector in CAP), ("l2", NONE)}
+    return case.method != GRID or (case.selector, case.recovery) in drawn
 
 
 def draw(rows: Sequence[Row]) -> Figure:
@@ -208,9 +207,8 @@ def draw(rows: Sequence[Row]) -> Figure:
             label = f"{name_of(way[0].case)} + fine-tuning"
             panel.plot(seconds, top1, f"{marker(place)}-", color=colour(place), label=label, markersize=5)
             for group, x, y in zip(at, seconds, top1, strict=True):
-                panel.annotate(
-                    str(group[0].case.epochs), (x, y), fontsize=6, xytext=(3, -7), textcoords="offset points"
-                )
+                epochs = str(group[0].case.epochs)
+                panel.annotate(epochs, (x, y), fontsize=6, xytext=(3, -7), textcoords="offset points")
         base = average(mine, "base")
         panel.axhline(base, color=INK, linewidth=0.6, linestyle=":", label="original")
         panel.axvline(60, color=INK, linewidth=0.6)

@@ -126,4 +126,4 @@ def calibration(own: Batches, data: str, seed: int) -> Batches:
     else:
         coarse = torch.rand(count, 1, 4, 4, generator=generator)
         drawn = F.interpolate(coarse, scale_factor=2.0, mode="bilinear")
-    return list(drawn.split(BATCH))  # type: ignore[arg-type]  # calibration needs no labels
+    return list(drawn.split(BATCH))

@@ -43,8 +43,10 @@ def table(rows: Sequence[Row]) -> str:
         figures = dict(zip(ORDER_TOLERANCES, ORDERS[case.order], strict=True))
         removed = against(mine, "flops", figures.get(case.tolerance or 0.0))
         lines.append(
-            [case.network, case.order, str(case.tolerance), removed, shown(mine, "validation_drop")]
-            + [shown(mine, "test_drop")]
+            [
+                *(case.network, case.order, str(case.tolerance), removed),
+                *(shown(mine, "validation_drop"), shown(mine, "test_drop")),
+            ]
         )
     return markdown(HEAD, lines)
 

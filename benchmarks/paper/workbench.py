@@ -231,11 +231,11 @@ def removed_share(whole: object, left: object, of: str) -> float | None:
 def method_of(case: Case, options: argparse.Namespace) -> Method:
     """The method of a case, with the fields that the case or the command line names."""
     kind: dict[str, type[Method]] = {PAPER: recoup.Paper, RELEASED: recoup.Released, BEST: recoup.Best}
+    named: dict[str, Any] = {"selector": case.selector, "order": case.order, "constraint": case.constraint}
+    named |= {"unit": "block", "ridge": options.ridge, "weighting": options.weighting, "positions": options.positions}
+    said = {name: value for name, value in named.items() if value is not None and value != ""}
+    if said.get("positions") == 0:
+        said["positions"] = None  # all of them
     made_of = kind[case.method]
-    named = {"selector": case.selector, "order": case.order, "constraint": case.constraint, "unit": "block"}
-    named |= {name: getattr(options, name) for name in ("ridge", "weighting", "positions")}
-    if options.positions is not None:
-        named["positions"] = options.positions or None
-    said = {name: value for name, value in named.items() if value or (name == "positions" and options.positions == 0)}
     has = {part.name for part in fields(made_of)}
     return made_of(seed=case.seed, **{name: value for name, value in said.items() if name in has})
