@@ -17,6 +17,7 @@ from recoup.errors import UsageError, warn
 from recoup.judge.output_error import Reference
 from recoup.plan import Plan
 from recoup.progress import Progress, silent
+from recoup.recovery.cutting import recover_nothing
 from recoup.recovery.failures import surviving
 from recoup.recovery.methods import sequential_method
 from recoup.recovery.one_pass import recover_in_one_pass
@@ -30,7 +31,7 @@ QUICK_IMAGES = 4000
 # The square of the sum of a layer's rows, relative to what it would be if they had nothing to do with each other, below
 # which the layer was trained by cross-entropy.
 CANCELLED = 0.5
-ONE_PASS, IN_SEQUENCE, JOINT, REFINED = "one pass", "in sequence", "joint", "refined"
+UNTOUCHED, ONE_PASS, IN_SEQUENCE, JOINT, REFINED = "no refit", "one pass", "in sequence", "joint", "refined"
 NOT_REFINED = (
     "nothing was refined: gradient steps need to run the smaller network operation by operation, and the derivatives "
     "of all of them, which this one does not allow. The result is the closed-form one."
@@ -95,6 +96,16 @@ def _reference(calibration: Calibration) -> Reference:
 
 
 def _recovered(calibration: Calibration, keep: Tensor, progress: Progress, *, is_quick: bool) -> Recovered:
+    """What was refitted; the weights as they were where even these err less, for few images may mislead every fit."""
+    recovered = _refitted(calibration, keep, progress, is_quick=is_quick)
+    if not recovered.plan.weights:
+        return recovered
+    untouched = recover_nothing(calibration, keep)
+    error = reference_of(calibration).error(untouched.weights)
+    return recovered if not error < recovered.error else Recovered(untouched, {**recovered.errors, UNTOUCHED: error})
+
+
+def _refitted(calibration: Calibration, keep: Tensor, progress: Progress, *, is_quick: bool) -> Recovered:
     start = recover_in_one_pass(calibration, keep)
     recovered = Recovered(start, {ONE_PASS: reference_of(calibration).error(start.weights)})
     method, split = sequential_method(calibration), calibration.split
