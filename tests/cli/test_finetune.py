@@ -16,6 +16,10 @@ from recoup.training import loop
 pytest.importorskip("sklearn")
 
 
+# Every group may be cut, whatever the paper spares.
+PAPER = ("--method", "paper", "--unit", "layer", "--classifier")
+
+
 def run(*words):
     return CliRunner().invoke(main, [str(word) for word in words])
 
@@ -27,7 +31,7 @@ def pruned(tmp_path_factory):
     torch.manual_seed(0)
     save_file(open_model("recoup:digits").model.state_dict(), folder / "weights.safetensors")
     words = ("--weights", folder / "weights.safetensors", "--calibration", "digits@train", "--calibration-images", 200)
-    found = run("prune", "recoup:digits", *words, "--macs", 0.3, "--method", "paper", "-o", folder / "smaller")
+    found = run("prune", "recoup:digits", *words, "--macs", 0.3, *PAPER, "-o", folder / "smaller")
     assert found.exit_code == 0, found.output
     return folder
 
@@ -184,7 +188,7 @@ def test_the_paper_takes_a_recovery(pruned, tmp_path):
         "--json",
     )
     assert found.exit_code == 0 and json.loads(found.stdout)["report"]["method"]["recovery"] == "batch-norm"
-    found = run("prune", "recoup:digits", *words, "--method", "paper", "--recovery", "joint", "-o", tmp_path / "b")
+    found = run("prune", "recoup:digits", *words, *PAPER, "--recovery", "joint", "-o", tmp_path / "b")
     assert found.exit_code == 2 and "calibrate with Best() or Fast()" in found.stderr
     found = run("prune", "recoup:digits", *words, "--recovery", "none", "-o", tmp_path / "b")
     assert found.exit_code == 2 and "--recovery is no option of the method 'best'" in found.stderr

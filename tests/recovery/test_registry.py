@@ -22,6 +22,8 @@ from tests.zoo import ZOO, seeded
 DOCS = Path(__file__).parents[2] / "docs"
 EVERY = recoup.Paper(weighting="none", positions=None)
 FAMILY = ("none", "mean-shift", "batch-norm", "one-pass", "rescale")
+# Every group of these small networks may be cut, whatever the paper spares.
+EVERYWHERE = {"unit": "layer", "classifier": True}
 WITH_BATCH_NORM = ("residual", "depthwise", "concat", "shared", "one-dim", "fixed")
 
 
@@ -176,7 +178,7 @@ def test_batch_norms_hold_what_a_pass_by_hand_finds_in_the_smaller_network():
 def test_batch_norms_are_proven_saved_and_loaded(name, tmp_path):
     model, batch, _, _ = of_the_zoo(name)
     half = recoup.Budget(width=0.5)
-    result = recoup.prune(model, [batch], budget=half, method=recoup.Paper(recovery="batch-norm"))
+    result = recoup.prune(model, [batch], budget=half, method=recoup.Paper(recovery="batch-norm", **EVERYWHERE))
     written = [key for key in result.plan.weights if "running" in key]
     assert written and all(result.plan.shapes[key] == tuple(result.plan.weights[key].shape) for key in written)
     assert result.report.proof.difference < 1e-10
@@ -209,7 +211,7 @@ def test_a_batch_norm_that_is_a_function_is_estimated_too():
     with seeded(0):
         model, x = Functional().double().eval(), torch.randn(60, 3, 8, 8, dtype=torch.float64)
     widths = {"a": 3}
-    result = recoup.prune(model, [x], widths=widths, method=recoup.Paper(recovery="batch-norm"))
+    result = recoup.prune(model, [x], widths=widths, method=recoup.Paper(recovery="batch-norm", **EVERYWHERE))
     assert result.report.form is not None  # the class would compute the weight again
     kept = result.plan.keep["a"]
     with torch.no_grad():
@@ -227,7 +229,7 @@ def test_without_a_batch_norm_there_is_nothing_to_estimate():
 
 def test_batch_norms_read_the_images_a_second_time():
     model, batch = ZOO["residual"].build(), ZOO["residual"].batch(48)
-    method = recoup.Paper(recovery="batch-norm")
+    method = recoup.Paper(recovery="batch-norm", **EVERYWHERE)
     with pytest.raises(CalibrationError, match="calibration is an iterator that can be read only once.*Pass a list"):
         recoup.prune(model, iter([batch]), budget=recoup.Budget(macs=0.5), method=method)
 
@@ -247,7 +249,7 @@ def test_the_search_judges_by_the_recovery_that_was_asked_for():
         labelled = [(batch, model(batch).argmax(1))]
 
     def pruned(recovery):
-        method = recoup.Paper(recovery=recovery, steps=2)
+        method = recoup.Paper(recovery=recovery, steps=2, **EVERYWHERE)
         return recoup.prune(model, [batch], validation=labelled, tolerance=4.0, method=method)
 
     for recovery in ("none", "mean-shift"):

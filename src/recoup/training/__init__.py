@@ -1,1 +1,1 @@
-"""Retraining: epochs of gradient steps on labels, on a teacher's answers or on both, with checkpoints to resume from."""
+"""Retraining: gradient steps on labels, on a teacher's answers or on both, with checkpoints to resume from."""
