@@ -86,7 +86,10 @@ class _GatePath:
 
     def _openings(self, active: Tensor, at_zero: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
         """The price at which every shut gate opens (nan: none below), and the sign that it opens with."""
-        level, rise = self.target - self.M[:, active] @ at_zero, self.M[:, active] @ slope
+        spread = self.M.new_zeros(len(self.M), 2)  # a product with all of M is cheaper than a copy of its columns
+        spread[active] = torch.stack([at_zero, slope], dim=1)
+        explained, rise = (self.M @ spread).T
+        level = self.target - explained
         positive, negative = self._below(level / (1 - rise)), self._below(-level / (1 + rise))
         opening = torch.fmax(positive, negative)
         opening[active] = torch.nan
