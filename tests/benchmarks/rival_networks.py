@@ -17,18 +17,22 @@ NONE = Schedule(epochs=0, rate=0.1, batch=32, augment=False)
 BRIEF = Schedule(epochs=2, rate=0.02, batch=32, augment=False)
 
 
-def half_dead() -> nn.Sequential:
+def half_dead(*, norms: bool = True) -> nn.Sequential:
     """Two groups of eight channels, four of each dead: nothing makes them and nothing reads them."""
     with zoo.seeded(3):
         first, second, head = zoo.conv_bn(3, 8), zoo.conv_bn(8, 8), nn.Linear(8, 4)
         model = nn.Sequential(first, second, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head).eval()
+    if not norms:
+        first[1], second[1] = nn.Identity(), nn.Identity()
     with torch.no_grad():
+        second[0].weight += 0.05  # what it reads is positive: none of the living sleeps on all images
         for block in (first, second):
-            for tensor in (block[0].weight, block[1].weight, block[1].bias):
-                tensor[~ALIVE] = 0
+            for parameter in block.parameters():
+                parameter[~ALIVE] = 0
         for reader in (second[0], head):
             reader.weight[:, ~ALIVE] = 0
             reader.weight *= 3  # so that what is alive counts
+        head.bias -= model(pictures()).mean(0)  # so that no class is the answer to everything
     return model
 
 
@@ -59,7 +63,7 @@ def alive(structure) -> Tensor:
     return keep
 
 
-def subject() -> tuple[Subject, Tensor, Tensor]:
+def subject(*, norms: bool = True) -> tuple[Subject, Tensor, Tensor]:
     """The half-dead network with room for the living alone, images and labels."""
-    model, images = half_dead(), pictures()
+    model, images = half_dead(norms=norms), pictures()
     return subject_of(model, images, share_of_the_living(model, images)), images, labelled(model, images)

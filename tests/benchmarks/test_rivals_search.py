@@ -60,7 +60,7 @@ def residual(share: float):
 
 
 def test_generated_weights_have_the_widths_asked_for():
-    living, images, labels = subject()
+    living, _, _ = subject()
     maker = metapruning.WeightMaker(living, hidden=4)
     made = maker({"0.0": 3, "1.0": 5})
     assert {name: value.shape for name, value in made.items()} == {
@@ -96,7 +96,7 @@ def test_evolution_stays_within_the_budget_and_finds_the_fittest():
 
     found = metapruning.evolved(asked, fitness, metapruning.Settings(generations=6, population=12, parents=4))
     assert all(cost.total(counts) <= asked.allowed for counts in seen)
-    assert all(cost.total(counts) >= 0.95 * asked.allowed for counts in seen)
+    assert all(cost.total(counts) >= 0.9 * asked.allowed for counts in seen)  # a channel of the stream costs 8 %
     assert found[favourite] == max(counts[favourite] for counts in seen) > seen[0][favourite]
 
 

@@ -130,17 +130,18 @@ def test_published_figures_say_where_they_are_from():
     )
 
 
+def settings_said(words: str):
+    return command.settings_of(command.parse(f"{words} --cifar A --checkpoints B".split()))
+
+
 def test_settings_come_from_the_command_line():
-    words = "cac --cifar A --checkpoints B --share 0.4 --epochs 3 --search-epochs 2 --seed 5 --set criterion=sampled off=0.2"
-    settings = command.settings_of(command.parse(words.split()))
+    settings = settings_said("cac --share 0.4 --epochs 3 --search-epochs 2 --seed 5 --set criterion=sampled off=0.2")
     assert (settings.share, settings.criterion, settings.off) == (0.4, "sampled", 0.2)
     assert (settings.tuning.epochs, settings.pruning.epochs, settings.tuning.seed) == (3, 2, 5)
-    scratch = command.settings_of(
-        command.parse(["metapruning", "--cifar", "A", "--checkpoints", "B", "--set", "from_scratch=False"])
-    )
+    scratch = settings_said("metapruning --set from_scratch=False")
     assert scratch.from_scratch is False and scratch.tuning.epochs == metapruning.Settings().tuning.epochs
     with pytest.raises(SystemExit, match="cac has no settings speed"):
-        command.settings_of(command.parse(["cac", "--cifar", "A", "--checkpoints", "B", "--set", "speed=3"]))
+        settings_said("cac --set speed=3")
 
 
 def test_the_command_asks_for_a_recipe_and_for_places(capsys):
