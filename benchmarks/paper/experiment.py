@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from benchmarks.machine import device_name, versions
 from benchmarks.pages import replace_table
 from benchmarks.paper import drawing
-from benchmarks.paper.cases import BEST, Case, Outcome, Row, Stamp, key_of, read_row
+from benchmarks.paper.cases import BEST, Case, Outcome, Row, Stamp, in_order, key_of, read_row
 from benchmarks.paper.opening import open_subject
 from benchmarks.paper.workbench import Sample, search
 from benchmarks.rows import Plain, Store
@@ -73,8 +73,8 @@ def run(experiment: Experiment, options: Options) -> list[Row]:
 
 
 def stored_rows(path: Path) -> list[Row]:
-    """The rows in a file; none where there is no file."""
-    return [read_row(plain) for plain in json.loads(path.read_text())["rows"]] if path.exists() else []
+    """The rows in a file, in the order of `in_order`; none where there is no file."""
+    return in_order([read_row(plain) for plain in json.loads(path.read_text())["rows"]]) if path.exists() else []
 
 
 def settings_of(options: Options) -> Plain:
