@@ -35,7 +35,17 @@ from recoup.errors import ModelError, RecoupError
 Options = argparse.Namespace
 Measure = Callable[[Sample, Case, Options], Outcome]
 # What must not differ between the rows of one file.
-COMMON = ("smoke", "images", "validation_images", "test_images", "keep_class", "ridge", "weighting", "positions")
+COMMON = (
+    "smoke",
+    "images",
+    "validation_images",
+    "test_images",
+    "keep_class",
+    "unit",
+    "ridge",
+    "weighting",
+    "positions",
+)
 PAGE = "paper.md"
 # Samples whose statistics are kept in memory.
 SAMPLES = 2
