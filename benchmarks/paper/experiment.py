@@ -93,9 +93,10 @@ def settings_of(options: Options) -> Plain:
 
 
 def publish(experiment: Experiment, rows: Sequence[Row], docs: Path) -> None:
-    """Write the figure, and the block of the page where there is one."""
-    with drawing.drawing():
-        drawing.save(experiment.draw(rows), docs / "paper" / f"{experiment.name}.svg")
+    """Write the figure, where any row came to something, and the block of the page where there is one."""
+    if has_figure(rows):
+        with drawing.drawing():
+            drawing.save(experiment.draw(rows), docs / "paper" / f"{experiment.name}.svg")
     page = docs / PAGE
     if page.exists():
         page.write_text(replace_table(page.read_text(), experiment.name, block(experiment, rows)))
@@ -103,8 +104,13 @@ def publish(experiment: Experiment, rows: Sequence[Row], docs: Path) -> None:
 
 def block(experiment: Experiment, rows: Sequence[Row]) -> str:
     """The figure, the table, and what the rows were made with."""
-    figure = f"![{experiment.title}](paper/{experiment.name}.svg)"
-    return f"{figure}\n\n{experiment.table(rows)}\n\n{made_with(rows)}"
+    figure = f"![{experiment.title}](paper/{experiment.name}.svg)\n\n" if has_figure(rows) else ""
+    return f"{figure}{experiment.table(rows)}\n\n{made_with(rows)}"
+
+
+def has_figure(rows: Sequence[Row]) -> bool:
+    """Whether any row has numbers to draw."""
+    return any(not row.outcome.note for row in rows)
 
 
 def made_with(rows: Sequence[Row]) -> str:
