@@ -1,6 +1,6 @@
 """Regenerate the tables of docs/ and the pictures, from the rows in benchmarks/results/.
 
-python -m benchmarks.tables              # results.md, reliability.md, lab/*.md, both pictures
+python -m benchmarks.tables              # results.md, reliability.md, lab/*.md, both pictures; paper.md and its figures
 python -m benchmarks.tables --pictures   # the two pictures alone
 """
 
@@ -23,7 +23,9 @@ from benchmarks import tolerance as untouched
 from benchmarks.networks import CIFAR
 from benchmarks.pages import replace_table
 from benchmarks.paper import searches as stored
+from benchmarks.paper.experiment import publish, stored_rows
 from benchmarks.paper.published import PUBLISHED, TOLERANCES, Published
+from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.searches import SEARCH
 from benchmarks.rows import Plain, alike
 
@@ -44,6 +46,10 @@ def main() -> None:
     if not parser.parse_args().pictures:
         for page in (DOCS / "results.md", DOCS / "reliability.md", *sorted((DOCS / "lab").glob("*.md"))):
             page.write_text(with_tables(page.read_text()))
+        for name, experiment in EXPERIMENTS.items():
+            rows = stored_rows(RESULTS / "paper" / f"{name}.json")
+            if rows:
+                publish(experiment, rows, DOCS)
     searches = read("vgg16_cifar10_paper")
     draw(searches, DOCS / "vgg16_cifar10.svg")
     draw_headline(read("best")["rows"], searches, read("efficientnet"), DOCS / "headline.svg")

@@ -103,6 +103,28 @@ def key_of(plain: Plain) -> Case:
     return Case(**plain["case"])
 
 
+NAMES = ("network", "method", "data", "selector", "recovery", "order", "constraint")
+NUMBERS = ("kept", "epochs", "tolerance", "seed")
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """The rows sorted by their cases: names as they first come, numbers from the least on.
+
+    Several processes finish in any order; the table is the same.
+    """
+    places = {name: {value: i for i, value in enumerate(_values_of(rows, name))} for name in NAMES}
+
+    def key(row: Row) -> tuple[float, ...]:
+        names = (places[name][getattr(row.case, name)] for name in NAMES)
+        return *names, *(getattr(row.case, name) or 0 for name in NUMBERS)
+
+    return sorted(rows, key=key)
+
+
+def _values_of(rows: Iterable[Row], name: str) -> list[str]:
+    return list(dict.fromkeys(getattr(row.case, name) for row in rows))
+
+
 def grouped(rows: Iterable[Row], key: Callable[[Case], Hashable]) -> list[list[Row]]:
     """The rows in groups of one key, in the order of their first rows."""
     groups: dict[Hashable, list[Row]] = {}

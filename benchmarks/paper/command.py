@@ -145,6 +145,7 @@ def _add_way(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--test-images", type=int, help="all if not said")
     parser.add_argument("--batch", type=int, help="images per batch")
     parser.add_argument("--keep-class", action="store_true", help="prune only what the network's class can hold")
+    parser.add_argument("--unit", default="block", choices=("block", "layer"), help="what the paper's search visits")
     parser.add_argument("--ridge", type=float)
     parser.add_argument("--weighting")
     parser.add_argument("--positions", type=int, help="0 for all")

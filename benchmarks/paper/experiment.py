@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from benchmarks.machine import device_name, versions
 from benchmarks.pages import replace_table
 from benchmarks.paper import drawing
-from benchmarks.paper.cases import BEST, Case, Outcome, Row, Stamp, key_of, read_row
+from benchmarks.paper.cases import BEST, Case, Outcome, Row, Stamp, in_order, key_of, read_row
 from benchmarks.paper.opening import open_subject
 from benchmarks.paper.workbench import Sample, search
 from benchmarks.rows import Plain, Store
@@ -35,7 +35,17 @@ from recoup.errors import ModelError, RecoupError
 Options = argparse.Namespace
 Measure = Callable[[Sample, Case, Options], Outcome]
 # What must not differ between the rows of one file.
-COMMON = ("smoke", "images", "validation_images", "test_images", "keep_class", "ridge", "weighting", "positions")
+COMMON = (
+    "smoke",
+    "images",
+    "validation_images",
+    "test_images",
+    "keep_class",
+    "unit",
+    "ridge",
+    "weighting",
+    "positions",
+)
 PAGE = "paper.md"
 # Samples whose statistics are kept in memory.
 SAMPLES = 2
@@ -73,8 +83,8 @@ def run(experiment: Experiment, options: Options) -> list[Row]:
 
 
 def stored_rows(path: Path) -> list[Row]:
-    """The rows in a file; none where there is no file."""
-    return [read_row(plain) for plain in json.loads(path.read_text())["rows"]] if path.exists() else []
+    """The rows in a file, in the order of `in_order`; none where there is no file."""
+    return in_order([read_row(plain) for plain in json.loads(path.read_text())["rows"]]) if path.exists() else []
 
 
 def settings_of(options: Options) -> Plain:
@@ -83,9 +93,10 @@ def settings_of(options: Options) -> Plain:
 
 
 def publish(experiment: Experiment, rows: Sequence[Row], docs: Path) -> None:
-    """Write the figure, and the block of the page where there is one."""
-    with drawing.drawing():
-        drawing.save(experiment.draw(rows), docs / "paper" / f"{experiment.name}.svg")
+    """Write the figure, where any row came to something, and the block of the page where there is one."""
+    if has_figure(rows):
+        with drawing.drawing():
+            drawing.save(experiment.draw(rows), docs / "paper" / f"{experiment.name}.svg")
     page = docs / PAGE
     if page.exists():
         page.write_text(replace_table(page.read_text(), experiment.name, block(experiment, rows)))
@@ -93,8 +104,13 @@ def publish(experiment: Experiment, rows: Sequence[Row], docs: Path) -> None:
 
 def block(experiment: Experiment, rows: Sequence[Row]) -> str:
     """The figure, the table, and what the rows were made with."""
-    figure = f"![{experiment.title}](paper/{experiment.name}.svg)"
-    return f"{figure}\n\n{experiment.table(rows)}\n\n{made_with(rows)}"
+    figure = f"![{experiment.title}](paper/{experiment.name}.svg)\n\n" if has_figure(rows) else ""
+    return f"{figure}{experiment.table(rows)}\n\n{made_with(rows)}"
+
+
+def has_figure(rows: Sequence[Row]) -> bool:
+    """Whether any row has numbers to draw."""
+    return any(not row.outcome.note for row in rows)
 
 
 def made_with(rows: Sequence[Row]) -> str:

@@ -232,7 +232,12 @@ def method_of(case: Case, options: argparse.Namespace) -> Method:
     """The method of a case, with the fields that the case or the command line names."""
     kind: dict[str, type[Method]] = {PAPER: recoup.Paper, RELEASED: recoup.Released, BEST: recoup.Best}
     named: dict[str, Any] = {"selector": case.selector, "order": case.order, "constraint": case.constraint}
-    named |= {"unit": "block", "ridge": options.ridge, "weighting": options.weighting, "positions": options.positions}
+    named |= {
+        "unit": options.unit,
+        "ridge": options.ridge,
+        "weighting": options.weighting,
+        "positions": options.positions,
+    }
     said = {name: value for name, value in named.items() if value is not None and value != ""}
     if said.get("positions") == 0:
         said["positions"] = None  # all of them
