@@ -64,6 +64,14 @@ def least_squares(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
     return solution[:-1], solution[-1]
 
 
+def weighted_least_squares(X: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights (d,) and bias of the regression of one output on X, every row counting by its weight."""
+    root = w.sqrt()[:, None]
+    design = torch.cat([X, torch.ones(len(X), 1, dtype=X.dtype)], dim=1)
+    solution = torch.linalg.lstsq(root * design, root * y[:, None], driver="gelsd").solution[:, 0]
+    return solution[:-1], solution[-1]
+
+
 def records_of(model: nn.Module, name: str, batch: Any) -> tuple[Tensor, Tensor]:
     """Input and output of a module while the model runs."""
     seen: list[tuple[Tensor, Tensor]] = []
@@ -74,4 +82,13 @@ def records_of(model: nn.Module, name: str, batch: Any) -> tuple[Tensor, Tensor]
     return torch.cat([x for x, _ in seen]), torch.cat([y for _, y in seen])
 
 
-__all__ = ["greedy_by_brute_force", "least_squares", "loss", "records_of", "rows_of", "unfolded", "weighted_moments"]
+__all__ = [
+    "greedy_by_brute_force",
+    "least_squares",
+    "loss",
+    "records_of",
+    "rows_of",
+    "unfolded",
+    "weighted_least_squares",
+    "weighted_moments",
+]

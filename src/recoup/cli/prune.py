@@ -160,7 +160,7 @@ method_options = combined(
     ),
     click.option("--outputs", metavar="NAME", help="best, fast: what the model returns, classes or values."),
     click.option("--refine", metavar="S", type=float, help="best, fast: seconds of gradient steps, no labels."),
-    click.option("--weighting", metavar="NAME", help="paper: slope or none."),
+    click.option("--weighting", metavar="NAME", help="paper: slope, outputs or none."),
     click.option("--order", metavar="NAME", help="paper, released: bottom-up, top-down, random."),
     click.option("--constraint", metavar="NAME", help="paper, released: step or global."),
     click.option("--unit", metavar="NAME", help="paper, released: layer or block."),

@@ -20,7 +20,7 @@ class Paper:
 
     selector: ranks the channels of a group; a name or a function.
     weighting: "slope" weighs every position by the mean of g'(y)² over the outputs, g being the activation behind the
-        layer; "none" weighs all alike.
+        layer; "outputs" has a weight for every output, or for a few that go together; "none" weighs all alike.
     ridge: added to the diagonal of a covariance, relative to its mean.
     positions: output positions per image and batch that enter the statistics; None for all.
     steps: bisections per unit of the search.

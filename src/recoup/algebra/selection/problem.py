@@ -14,12 +14,19 @@ class Layer:
     """One layer that reads the channels in question.
 
     `covariance` G (d, d) of its inputs, `weight` W (d, N), and `channel_of` (d,): the channel each row belongs to,
-    or -1 for a row that stays whatever is chosen.
+    or -1 for a row that stays whatever is chosen. Errors are relative to `scale`: the variance of the layer's own
+    output, unless it is a part of a larger one and counts beside the others.
     """
 
     covariance: Tensor
     weight: Tensor
     channel_of: Tensor
+    scale: float | None = None
+
+
+def output_variance(layer: Layer) -> float:
+    """tr(W^T G W): the variance of a layer's outputs, added up."""
+    return float((layer.weight * (layer.covariance @ layer.weight)).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
