@@ -65,6 +65,14 @@ def least_squares(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
     return solution[:-1], solution[-1]
 
 
+def weighted_least_squares(X: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights (d,) and bias of the regression of one output on X, every row counting by its weight."""
+    root = w.sqrt()[:, None]
+    design = torch.cat([X, torch.ones(len(X), 1, dtype=X.dtype)], dim=1)
+    solution = torch.linalg.lstsq(root * design, root * y[:, None], driver="gelsd").solution[:, 0]
+    return solution[:-1], solution[-1]
+
+
 def records_of(model: nn.Module, name: str, batch: Any) -> tuple[Tensor, Tensor]:
     """Input and output of a module while the model runs."""
     seen: list[tuple[Tensor, Tensor]] = []
@@ -168,5 +176,6 @@ __all__ = [
     "rows_of",
     "thinet_from_rows",
     "unfolded",
+    "weighted_least_squares",
     "weighted_moments",
 ]  # fmt: skip

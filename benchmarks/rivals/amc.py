@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.paper import timed
+from benchmarks.machine import timed
 from benchmarks.rivals.channels import (
     Counts,
     Pruned,

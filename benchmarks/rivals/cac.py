@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.paper import timed
+from benchmarks.machine import timed
 from benchmarks.rivals.channels import Pruned, Subject, best_first, counts_by_score, cut, gated, keep_first, subject_of
 from benchmarks.rivals.training import Batch, Schedule, batches, descend, finetuned, seeded, sgd
 from recoup.errors import UsageError

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.baselines import filter_norms
-from benchmarks.paper import timed
+from benchmarks.machine import timed
 from benchmarks.rivals.channels import Pruned, Reader, Subject, called, column_sums, counts_by_share, cut, subject_of
 from benchmarks.rivals.training import Schedule, finetuned, minimise, seeded
 from recoup.channels.groups import Group

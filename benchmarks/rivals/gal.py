@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.baselines import filter_norms
-from benchmarks.paper import timed
+from benchmarks.machine import timed
 from benchmarks.rivals.channels import (
     Pruned,
     Subject,

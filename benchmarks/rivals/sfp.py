@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.baselines import filter_norms, is_ordinary, reestimated
-from benchmarks.paper import timed
+from benchmarks.machine import timed
 from benchmarks.rivals.channels import Pruned, Subject, best_first, counts_by_share, cut, keep_first, subject_of
 from benchmarks.rivals.training import Schedule, finetuned, minimise
 

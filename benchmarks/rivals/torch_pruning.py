@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from benchmarks.baselines import prune_with_torch_pruning
-from benchmarks.paper import timed
+from benchmarks.machine import timed
 from benchmarks.rivals.channels import Pruned
 from benchmarks.rivals.training import Schedule, finetuned
 

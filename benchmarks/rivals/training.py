@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,10 +13,10 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+import recoup
 from benchmarks.train_cifar import rate_at, shifted
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -48,9 +47,19 @@ class Batch(NamedTuple):
 
 def finetuned(model: nn.Module, images: Tensor, labels: Tensor, schedule: Schedule) -> nn.Module:
     """A copy of the model, trained on the labels, in evaluation mode."""
-    learner = copy.deepcopy(model).train()
-    minimise(lambda x, y: F.cross_entropy(learner(x).float(), y), learner.parameters(), images, labels, schedule)
-    return learner.eval()
+    size = min(schedule.batch, len(images))
+    whole = len(images) // size * size  # batch norms are not estimated on the few that are left over
+    pairs = list(zip(images[:whole].split(size), labels[:whole].split(size), strict=True))
+    training = recoup.Training(
+        epochs=schedule.epochs,
+        rate=schedule.rate,
+        momentum=schedule.momentum,
+        decay=schedule.decay,
+        precision="bfloat16" if images.is_cuda else "float32",
+        augment="crop" if schedule.augment else "none",
+        seed=schedule.seed,
+    )
+    return recoup.finetune(model, pairs, training).model
 
 
 def minimise(

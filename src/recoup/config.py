@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from recoup.algebra.selection.problem import Selector
 from recoup.errors import UsageError, require_kind, shown, unknown_name
 
-Weighting = Literal["slope", "none"]
+Weighting = Literal["slope", "outputs", "none"]
 Outputs = Literal["auto", "classes", "values"]
 
 # What "device" stands for: tensor cores take half precision in eights; a CPU register holds up to 16 float32 values.
@@ -74,7 +74,7 @@ class Method(Protocol):
 
     @property
     def weighting(self) -> Weighting:
-        """How positions count in the statistics: by the slope of the activation behind the layer, or all alike."""
+        """How positions count in the statistics: by the slope of the activation, for each output, or all alike."""
         ...
 
     @property

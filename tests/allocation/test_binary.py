@@ -1,14 +1,19 @@
 """The structural search against a measure whose answer is known."""
 
+import contextlib
 import dataclasses
+import itertools
 
 import pytest
 import torch
 
 import recoup
-from recoup.allocation.binary import visiting_order
-from recoup.errors import CalibrationError, UsageError
+from recoup.allocation.binary import bisections, visiting_order
+from recoup.allocation.widths import Widths
+from recoup.errors import BudgetError, CalibrationError, LockedError, UsageError
+from recoup.judge.acceptance import Verdict
 from tests.test_laws import calibrated, calibration
+from tests.torchvision_operators import define_missing_torchvision_operators
 from tests.zoo import ZOO
 
 
@@ -72,13 +77,13 @@ def test_orders_and_units():
     def order(**fields):
         return visiting_order(seen.traced, recoup.Paper(classifier=True, **fields))
 
-    bottom_up = order()
-    assert order(order="top-down") == bottom_up[::-1]
-    shuffled = [order(order="random", seed=seed) for seed in range(6)]
+    bottom_up = order(unit="layer")
+    assert order(unit="layer", order="top-down") == bottom_up[::-1]
+    shuffled = [order(unit="layer", order="random", seed=seed) for seed in range(6)]
     assert all(sorted(units) == sorted(bottom_up) for units in shuffled)
     assert len({tuple(units) for units in shuffled}) > 1
-    assert shuffled[0] == order(order="random", seed=0)
-    assert sorted(name for unit in order(unit="block") for name in unit) == sorted(n for (n,) in bottom_up)
+    assert shuffled[0] == order(unit="layer", order="random", seed=0)
+    assert order() == order(unit="block") == [("a.0.0",), ("b.0.0",)]  # the stem and the stream stay whole
 
 
 def test_a_block_is_searched_as_one():
@@ -160,3 +165,105 @@ def test_no_unit_is_cut_below_the_least_width():
     both = dataclasses.replace(seen, method=recoup.Paper(classifier=True))
     found = search_of(both, lambda _: 90.0, min_width=3)
     assert [int(found.keep[group.channels].sum()) for group in seen.structure.prunable] == [3, 3]
+
+
+def perceptron(*widths):
+    """Three convolutions, then linear layers with all that may stand between them."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 6, 3), torch.nn.ReLU()]
+    layers += [torch.nn.Conv2d(6, 5, 1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten()]
+    for before, after in itertools.pairwise((20, *widths)):
+        layers += [torch.nn.Linear(before, after), torch.nn.BatchNorm1d(after), torch.nn.ReLU(), torch.nn.Dropout()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(widths[-1], 4)).double().eval()
+
+
+def images(count=60):
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double()
+
+
+def test_a_head_of_several_linear_layers_is_left_alone():
+    model = perceptron(16, 12)
+    traced = recoup.trace(model, images(2))
+    assert traced.head == ("4", "8", "12")
+    assert visiting_order(traced, recoup.Paper()) == [("0",), ("2",)]
+    assert len(visiting_order(traced, recoup.Paper(classifier=True))) == 5
+    for budget in (recoup.Budget(width=0.5), recoup.Budget(macs=0.5), recoup.Budget(parameters=0.9)):
+        result = recoup.prune(model, [images()], budget=budget, method="paper")
+        after = {row.name: row.after for row in result.report.groups}
+        assert (after["4"], after["8"], after["12"]) == (5, 16, 12)
+        assert after["0"] < 8 and after["2"] < 6
+    both = recoup.prune(model, [images()], budget=recoup.Budget(width=0.5), method=recoup.Paper(classifier=True))
+    assert [row.after for row in both.report.groups][:5] == [4, 3, 3, 8, 6]
+
+
+def test_a_width_by_hand_holds_in_the_head_too():
+    result = recoup.prune(
+        perceptron(16, 12), [images()], widths={"8": 9}, budget=recoup.Budget(width=0.5), method="paper"
+    )
+    assert [row.after for row in result.report.groups][:5] == [4, 3, 5, 9, 12]
+
+
+@pytest.mark.parametrize("budget", [recoup.Budget(width=0.5), recoup.Budget(macs=0.5)])
+def test_a_network_that_is_a_head_and_nothing_else_says_so(budget):
+    model, x = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4)), torch.randn(40, 3)
+    with pytest.raises(LockedError, match=r"nothing to prune.*classifier.*Paper\(classifier=True\)"):
+        recoup.prune(model, [x], budget=budget, method="paper")
+    whole = recoup.prune(model, [x], budget=recoup.Budget(width=1.0), method="paper")
+    assert whole.model[0].out_features == 8
+
+
+def test_a_budget_that_the_head_keeps_out_of_reach_names_it():
+    with pytest.raises(BudgetError, match=r"read by the classifier, which classifier=True prunes"):
+        recoup.prune(perceptron(400, 400), [images()], budget=recoup.Budget(parameters=0.3), method="paper")
+
+
+def test_the_head_ends_where_two_ways_meet_or_a_convolution_stands():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = torch.nn.Linear(4, 6), torch.nn.Linear(6, 6), torch.nn.Linear(6, 3)
+
+        def forward(self, x):
+            x = self.a(x).relu()
+            return self.c(x + self.b(x).tanh()).log_softmax(1)
+
+    assert recoup.trace(Two(), torch.randn(2, 4)).head == ("a",)
+    ends_in_a_convolution = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 6, 1), torch.nn.ReLU(), torch.nn.Conv2d(6, 4, 1)
+    )
+    assert recoup.trace(ends_in_a_convolution, images(2).float()).head == ("2",)
+
+
+def refused(strategy, limit=1000):
+    """The proposals of a strategy to which nothing is good enough."""
+    found = [next(strategy)]
+    with contextlib.suppress(StopIteration):
+        while len(found) < limit:
+            found.append(strategy.send(Verdict(0.0, 9.0, 9.0)))
+    return found
+
+
+def test_resnet50_is_searched_in_16_blocks_of_three_steps():
+    define_missing_torchvision_operators()
+    import torchvision  # once its operators are there
+
+    traced = recoup.trace(torchvision.models.resnet50(weights=None).eval(), torch.randn(1, 3, 64, 64))
+    rankings = {group.name: recoup.Ranking(torch.arange(group.width)) for group in traced.structure.groups}
+    found = refused(bisections(traced, Widths(traced.structure, rankings), recoup.Paper(), 1.0))
+    assert len(found) == 48
+    units = list(dict.fromkeys(proposal.groups for proposal in found))
+    blocks = [f"layer{stage}.{block}" for stage, count in enumerate((3, 4, 6, 3), 1) for block in range(count)]
+    assert units == [(f"{block}.conv1", f"{block}.conv2") for block in blocks]
+    assert found[-1].allowed == 1.0 and found[0].allowed == pytest.approx(1 / 16)
+    visited = {name for unit in units for name in unit}
+    others = [group.channels for group in traced.structure.prunable if group.name not in visited]
+    assert others and all(bool(proposal.keep[channels].all()) for proposal in found for channels in others)
+    by_layer = refused(bisections(traced, Widths(traced.structure, rankings), recoup.Paper(unit="layer"), 1.0))
+    assert len(by_layer) > 3 * 32
+
+
+def test_a_network_without_blocks_is_visited_layer_by_layer():
+    _, seen = calibrated("plain", 8, recoup.Paper())
+    assert seen.traced.blocks == ()
+    by_block, by_layer = (visiting_order(seen.traced, recoup.Paper(unit=unit)) for unit in ("block", "layer"))
+    assert by_block == by_layer == [("0.0.0",)]

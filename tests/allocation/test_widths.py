@@ -180,7 +180,7 @@ def test_without_limits_a_group_may_be_cut_to_its_last_channel():
     assert counts(widths, widths.keep(widths.structure.prunable, 0.0, widths.start())) == {PLAIN: 1, OTHER: 1}
 
 
-METHODS = [recoup.Best(), recoup.Fast(), recoup.Paper(), recoup.Released()]
+METHODS = [recoup.Best(), recoup.Fast(), recoup.Paper(classifier=True), recoup.Released(classifier=True)]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)

@@ -28,7 +28,7 @@ def test_samples_whose_activation_is_closed_do_not_count():
     with torch.no_grad():
         slopes = (model[:3](seen) > 0).double().mean(1)
     with pytest.warns(recoup.RecoupWarning, match="saw fewer samples than they have inputs"):
-        result = recoup.prune(model, [seen], budget=HALF, method="paper")
+        result = recoup.prune(model, [seen], budget=HALF, method=recoup.Paper(classifier=True))
     layer = result.report.recovery["2"]
     assert layer.rows == int(slopes.sum() ** 2 / slopes.square().sum())
     assert layer.rows < layer.inputs == 32
@@ -38,7 +38,8 @@ def test_samples_whose_activation_is_closed_do_not_count():
 
 
 def test_with_all_alike_every_sample_counts():
-    result = recoup.prune(hardly_open(), [samples(2000)], budget=HALF, method=recoup.Paper(weighting="none"))
+    method = recoup.Paper(weighting="none", classifier=True)
+    result = recoup.prune(hardly_open(), [samples(2000)], budget=HALF, method=method)
     assert result.report.recovery["2"].rows == 2000
     assert result.report.recovery["2"].residual is not None
 

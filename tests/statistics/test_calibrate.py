@@ -169,8 +169,9 @@ def test_a_data_loader_is_read_once():
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
     told = []
     loader = torch.utils.data.DataLoader(Images(), batch_size=6)
+    method = recoup.Paper(classifier=True)
     recoup.prune(
-        model, loader, budget=recoup.Budget(width=0.5), method="paper", progress=lambda *step: told.append(step)
+        model, loader, budget=recoup.Budget(width=0.5), method=method, progress=lambda *step: told.append(step)
     )
     assert reads == list(range(24))
     assert [step for step in told if step[0] == "calibrate"] == [("calibrate", i, 4) for i in (1, 2, 3, 4)]

@@ -9,8 +9,8 @@ from torch import nn
 import recoup
 from recoup.statistics.constant import constant_channels
 
-METHODS = ["best", "fast", "paper", "released"]
-methods = pytest.mark.parametrize("method", METHODS)
+METHODS = ["best", "fast", recoup.Paper(classifier=True), recoup.Released(classifier=True)]
+methods = pytest.mark.parametrize("method", METHODS, ids=["best", "fast", "paper", "released"])
 
 
 def network(constant=4, width=16):

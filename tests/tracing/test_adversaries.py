@@ -211,7 +211,7 @@ def test_labels_in_a_column_are_class_numbers():
 
 def test_a_search_without_anything_to_visit_is_told_so():
     model, x = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4)), torch.randn(40, 3)
-    with pytest.raises(LockedError, match=r"nothing to visit.*Paper\(classifier=True\)"):
+    with pytest.raises(LockedError, match=r"nothing to prune.*Paper\(classifier=True\)"):
         recoup.prune(model, [x], validation=[(x, torch.arange(40) % 4)], tolerance=50.0, method="paper")
 
 
@@ -247,7 +247,7 @@ def test_too_few_samples_are_said_and_counted():
     with pytest.warns(
         recoup.RecoupWarning, match=r"1 of 1 refitted layers saw fewer samples than they have inputs \(2: 20 for 32,"
     ):
-        result = recoup.prune(model, [torch.randn(20, 3)], budget=HALF, method="paper")
+        result = recoup.prune(model, [torch.randn(20, 3)], budget=HALF, method=recoup.Paper(classifier=True))
     assert "warning: " in str(result.report)
     assert result.report.to_json()["warnings"]
     with warnings.catch_warnings():
@@ -291,7 +291,7 @@ class Parts(nn.Module):
         return self.last(torch.cat([left, self.middle(right)], 1)).mean((2, 3))
 
 
-@pytest.mark.parametrize("method", ["best", "fast", "paper"])
+@pytest.mark.parametrize("method", ["best", "fast", recoup.Paper(classifier=True)], ids=["best", "fast", "paper"])
 @pytest.mark.parametrize("bias", [0.0, -100.0], ids=["weak", "dead"])
 @pytest.mark.parametrize(
     "middle",

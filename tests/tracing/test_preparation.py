@@ -13,7 +13,7 @@ from recoup.errors import InputError, RecoupError
 from recoup.graph.standalone import Standalone
 
 HALF, WHOLE = recoup.Budget(width=0.5), recoup.Budget(width=1.0)
-METHODS = ("paper", "released", "fast", "best")
+METHODS = (recoup.Paper(classifier=True), recoup.Released(classifier=True), "fast", "best")
 
 
 def plain():
@@ -134,7 +134,7 @@ def test_so_does_a_function_that_multiplies_by_it(method):
 def test_a_table_that_must_stay_shared_stays_as_it_is(functional, how):
     """A second weight would be against a budget of parameters; a class may have no place for one."""
     model, batches = language(functional=functional)
-    result = recoup.prune(model, batches, method="paper", **how)
+    result = recoup.prune(model, batches, method=recoup.Paper(classifier=True), **how)
     is_cut = "keep_class" in how and not functional
     assert result.model.words.weight.shape == (50, 8 if is_cut else 16)
     assert result.model.up.weight.shape[0] < 64

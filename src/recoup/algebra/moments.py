@@ -112,11 +112,16 @@ def merge(left: Moments, right: Moments) -> Moments:
 
 
 def sensitivity(outputs: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """Mean over outputs of g'(y)^2, one positive weight per row (n,), for `outputs` y of shape (n, N).
+    """Mean over outputs of g'(y)^2, one positive weight per row (n,), for `outputs` y of shape (n, N)."""
+    return squared_slopes(outputs, activation).mean(dim=1)
+
+
+def squared_slopes(outputs: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """g'(y)^2 of every output (n, N).
 
     g = `activation` acts on each output by itself (batch norm, activation), so the gradient of its sum is g'.
     """
     with torch.enable_grad():
         y = outputs.detach().requires_grad_()
         (slope,) = torch.autograd.grad(activation(y.clone()).sum(), y)
-    return slope.to(torch.promote_types(slope.dtype, torch.float32)).square().mean(dim=1) + SHUT
+    return slope.to(torch.promote_types(slope.dtype, torch.float32)).square() + SHUT

@@ -1,6 +1,6 @@
 """The paper's binary structural search with step constraint, as a strategy.
 
-Visit i = 1..L units (layers, or residual blocks) in order. Unit i may bring the accuracy drop to τ_i = τ · i / L (step
+Visit i = 1..L units (residual blocks, or layers) in order. Unit i may bring the accuracy drop to τ_i = τ · i / L (step
 constraint) or τ (global). Bisect its sparsity in [0, 1) for k steps: prune and compensate at the midpoint, measure;
 a drop of τ_i or more lowers the upper end, less raises the lower end, whose channels are kept in the end.
 """
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from recoup.allocation.goal import Proposal
 from recoup.allocation.widths import Widths
-from recoup.channels.groups import Structure
 from recoup.errors import LockedError
 from recoup.judge.acceptance import Verdict
 from recoup.progress import Progress, silent
@@ -23,7 +22,11 @@ from recoup.tracing.trace import Traced
 
 Constraint = Literal["step", "global"]
 Order = Literal["bottom-up", "top-down", "random"]
-Unit = Literal["layer", "block"]
+Unit = Literal["block", "layer"]
+NOTHING_LEFT = (
+    "there is nothing to prune: all that can be is read by the layers of the classifier, which the paper leaves alone. "
+    "Use Paper(classifier=True), or give widths by hand."
+)
 
 
 class BinarySettings(Protocol):
@@ -56,10 +59,7 @@ def bisections(
     if not units and widths.limits.widths:
         return
     if not units:
-        raise LockedError(
-            "the search has nothing to visit: all that can be pruned is read by the last layer, which the paper "
-            "spares. Use Paper(classifier=True), or ask for a budget."
-        )
+        raise LockedError(NOTHING_LEFT)
     widths = yield from _without_constants(widths, tolerance / len(units))
     keep = widths.start()
     for i, unit in enumerate(units, start=1):
@@ -69,13 +69,21 @@ def bisections(
 
 
 def visiting_order(traced: Traced, settings: BinarySettings, by_hand: Collection[str] = ()) -> list[tuple[str, ...]]:
-    """The units to visit, as names of groups; those whose width is given by hand are left out."""
-    structure = traced.structure
-    spared = {*by_hand, *(() if settings.classifier else _read_by_last_layer(structure))}
-    prunable = [group.name for group in structure.prunable if group.name not in spared]
-    blocks = traced.blocks if settings.unit == "block" else tuple((name,) for name in prunable)
+    """The units to visit, as names of groups; those whose width is given by hand are left out.
+
+    By "block", what lies outside of all residual blocks stays whole; a network without any is visited by layer.
+    """
+    spared = {*by_hand, *spared_groups(traced, settings)}
+    prunable = [group.name for group in traced.structure.prunable if group.name not in spared]
+    by_block = settings.unit == "block" and traced.blocks
+    blocks = traced.blocks if by_block else tuple((name,) for name in prunable)
     units = [tuple(name for name in block if name in prunable) for block in blocks]
     return _ordered([unit for unit in units if unit], settings)
+
+
+def spared_groups(traced: Traced, settings: BinarySettings) -> frozenset[str]:
+    """Names of the groups that the layers of the classifier read, where these are left alone."""
+    return frozenset() if settings.classifier else frozenset(traced.head)
 
 
 def _without_constants(widths: Widths, allowed: float) -> Generator[Proposal, Verdict, Widths]:
@@ -113,9 +121,3 @@ def _ordered(units: list[tuple[str, ...]], settings: BinarySettings) -> list[tup
         generator = torch.Generator().manual_seed(settings.seed)
         return [units[i] for i in torch.randperm(len(units), generator=generator).tolist()]
     return units
-
-
-def _read_by_last_layer(structure: Structure) -> set[str]:
-    """Groups read by a layer whose outputs the model returns as they are, not joined with anything else."""
-    last = {group.producers[0] for group in structure.groups if group.returned and len(group.producers) == 1}
-    return {group.name for group in structure.groups if any(reader in last for reader in group.consumers)}

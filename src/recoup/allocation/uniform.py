@@ -31,7 +31,7 @@ def keep_uniformly(calibration: Calibration, widths: Widths, budget: Budget) -> 
     structure, model = calibration.structure, calibration.traced.host
 
     def keep(share: float) -> Tensor:
-        return widths.keep(structure.prunable, share, widths.start())
+        return widths.keep(widths.groups, share, widths.start())
 
     if budget.of == "width":
         return keep(budget.share)
@@ -54,9 +54,9 @@ def keep_uniformly(calibration: Calibration, widths: Widths, budget: Budget) -> 
         low, high = (middle, high) if fits(keep(middle)) else (low, middle)
 
     def widened(count: int) -> Tensor:
-        return widths.keep(structure.prunable[:count], high, keep(low))
+        return widths.keep(widths.groups[:count], high, keep(low))
 
-    return widened(_most(len(structure.prunable), lambda count: fits(widened(count))))
+    return widened(_most(len(widths.groups), lambda count: fits(widened(count))))
 
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:

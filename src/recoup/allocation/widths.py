@@ -25,7 +25,8 @@ class Widths:
 
     Every layer makes a multiple of `multiple_of` outputs, or as many as it did: the next best channels stay for that.
     A group keeps no fewer and no more channels than the `limits` say; a width by hand is kept to the channel. Where
-    constant channels are `left_out`, those that are vouched for go whatever the share.
+    constant channels are `left_out`, those that are vouched for go whatever the share. `spared` groups stay whole,
+    unless they have a width by hand.
     """
 
     structure: Structure
@@ -34,6 +35,12 @@ class Widths:
     multiple_of: int = 1
     limits: Limits = field(default_factory=lambda: Limits({}))
     left_out: bool = False
+    spared: frozenset[str] = frozenset()
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups whose width is open."""
+        return tuple(group for group in self.structure.prunable if not self._is_spared(group))
 
     def without_constants(self) -> Widths:
         """The same where constant channels go whatever the share, if there were enough samples to call them that."""
@@ -66,12 +73,14 @@ class Widths:
 
     def least(self, group: Group) -> int:
         """The fewest channels that the group may be cut to."""
+        if self._is_spared(group):
+            return group.width
         return max(self.limits.least(group.name, group.width), group.width - group.free)
 
     def most(self, group: Group) -> int:
         """The most channels that it keeps."""
         most = self.limits.most(group.name, group.width)
-        if not self.left_out or self.constants is None or group.name in self.limits.widths:
+        if not self.left_out or self.constants is None or group.name in {*self.limits.widths, *self.spared}:
             return most
         return max(self.least(group), most - self.constants.vouched(group))
 
@@ -89,7 +98,11 @@ class Widths:
         """For messages: why something is left when every group is cut as far as it may be."""
         held = ", or held by widths= and min_width=" if self.limits.widths or self.limits.min_width > 1 else ""
         rounded = f", or rounded up to multiples of {self.multiple_of}" if self.multiple_of > 1 else ""
-        return f"the rest is locked{held}{rounded}"
+        spared = ", or read by the classifier, which classifier=True prunes" if self.spared else ""
+        return f"the rest is locked{held}{rounded}{spared}"
+
+    def _is_spared(self, group: Group) -> bool:
+        return group.name in self.spared and group.name not in self.limits.widths
 
     def _rounded(self, keep: Tensor, group: Group, order: Tensor) -> Tensor:
         """`keep` with channels put back until every layer's outputs are a multiple."""

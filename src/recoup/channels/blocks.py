@@ -10,7 +10,7 @@ from recoup.operators.record import operator_of
 
 
 def residual_blocks(structure: Structure, captured: Captured) -> tuple[tuple[str, ...], ...]:
-    """Groups made inside each block, bottom-up; a group in no block stands alone.
+    """Groups made inside each block, bottom-up; a group in no block is in none of them.
 
     A node lies inside the block of an addition when it leads to exactly one of the two operands. A group that the
     addition itself joins (the residual stream) is not inside, nor is one that an inner block has already.
@@ -28,7 +28,11 @@ def residual_blocks(structure: Structure, captured: Captured) -> tuple[tuple[str
         for node, name in made_by.items():
             if name is not None and name not in streams and bit[node] & inside:
                 taken.setdefault(name, number)
-    return _in_order([group.name for group in structure.prunable], taken)
+    blocks: dict[int, list[str]] = {}
+    for group in structure.prunable:
+        if group.name in taken:
+            blocks.setdefault(taken[group.name], []).append(group.name)
+    return tuple(tuple(names) for names in blocks.values())
 
 
 def _ancestors(graph: fx.Graph) -> dict[fx.Node, int]:
@@ -50,10 +54,3 @@ def _additions(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
             if len(operands) == 2 and all(value.op == "call_function" for value in operands):
                 found.append((operands[0], operands[1]))
     return found
-
-
-def _in_order(names: list[str], block_of: dict[str, int]) -> tuple[tuple[str, ...], ...]:
-    steps: dict[object, list[str]] = {}
-    for name in names:
-        steps.setdefault(block_of.get(name, name), []).append(name)
-    return tuple(tuple(step) for step in steps.values())

@@ -161,13 +161,13 @@ method_options = combined(
     ),
     click.option("--outputs", metavar="NAME", help="best, fast: what the model returns, classes or values."),
     click.option("--refine", metavar="S", type=float, help="best, fast: seconds of gradient steps, no labels."),
-    click.option("--weighting", metavar="NAME", help="paper: slope or none."),
+    click.option("--weighting", metavar="NAME", help="paper: slope, outputs or none."),
     click.option("--recovery", metavar="NAME", help="paper: none, mean-shift, batch-norm, one-pass, rescale."),
     click.option("--order", metavar="NAME", help="paper, released: bottom-up, top-down, random."),
     click.option("--constraint", metavar="NAME", help="paper, released: step or global."),
-    click.option("--unit", metavar="NAME", help="paper, released: layer or block."),
+    click.option("--unit", metavar="NAME", help="paper, released: block or layer."),
     click.option("--steps", metavar="K", type=int, help="paper, released: bisections per unit."),
-    click.option("--classifier", is_flag=True, default=None, help="paper, released: prune what the last layer reads."),
+    click.option("--classifier", is_flag=True, default=None, help="paper, released: prune the classifier too."),
 )
 
 data_options = combined(

@@ -20,15 +20,16 @@ class Paper:
 
     selector: ranks the channels of a group; a name or a function.
     weighting: "slope" weighs every position by the mean of g'(y)² over the outputs, g being the activation behind the
-        layer; "none" weighs all alike.
+        layer; "outputs" has a weight for every output, or for a few that go together; "none" weighs all alike.
     recovery: what becomes of the weights that stay, by name: none, mean-shift, batch-norm, one-pass or rescale.
     ridge: added to the diagonal of a covariance, relative to its mean.
     positions: output positions per image and batch that enter the statistics; None for all.
     steps: bisections per unit of the search.
     constraint: "step" allows unit i of L the share i/L of the tolerance; "global" all of it from the start.
     order: in which the search visits units: bottom-up, top-down or random.
-    unit: what it visits: every "layer" (group of channels) alone, or all groups of a residual "block" together.
-    classifier: whether the search may prune what the last layer reads.
+    unit: what it visits: all groups of a residual "block" together, or every "layer" (group of channels) alone. By
+        "block", groups outside of all blocks stay whole; a network without blocks is visited by layer.
+    classifier: whether what the classifier reads may be pruned: its last layer, and linear layers before it.
     multiple_of: every layer keeps a multiple of so many outputs, or as many as before; "device" for what suits it.
     seed: random seed.
     """
@@ -41,7 +42,7 @@ class Paper:
     steps: int = 3
     constraint: Constraint = "step"
     order: Order = "bottom-up"
-    unit: Unit = "layer"
+    unit: Unit = "block"
     classifier: bool = False
     multiple_of: int | Literal["device"] = 1
     seed: int = 0
@@ -70,7 +71,7 @@ class Released:
     steps: int = 3
     constraint: Constraint = "step"
     order: Order = "bottom-up"
-    unit: Unit = "layer"
+    unit: Unit = "block"
     classifier: bool = False
     multiple_of: int | Literal["device"] = 1
     seed: int = 0

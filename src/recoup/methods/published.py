@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol, get_args
 
 from recoup.algebra.selection import Ranking, find_selector
-from recoup.allocation.binary import BinarySettings, Constraint, Order, Unit, bisections
+from recoup.allocation.binary import (
+    NOTHING_LEFT,
+    BinarySettings,
+    Constraint,
+    Order,
+    Unit,
+    bisections,
+    spared_groups,
+)
 from recoup.allocation.goal import Allocation, Goal, Proposal, Search
 from recoup.allocation.tolerance import search_within
 from recoup.allocation.uniform import keep_uniformly
 from recoup.allocation.widths import widths_for
 from recoup.config import Method, require_common, require_flag, require_one_of, require_whole
-from recoup.errors import CalibrationError, UsageError
+from recoup.errors import CalibrationError, LockedError, UsageError
 from recoup.judge.acceptance import Acceptance
 from recoup.judge.accuracy import NO_LABELS
 from recoup.methods.measured import limits_of
@@ -55,7 +64,10 @@ def allocate_as_published(
     progress: Progress,
 ) -> Allocation:
     """The same share of every group for a budget, a binary search layer by layer for a tolerance."""
-    widths = widths_for(calibration, rankings, limits_of(calibration, goal))
+    spared = spared_groups(calibration.traced, method)
+    widths = replace(widths_for(calibration, rankings, limits_of(calibration, goal)), spared=spared)
+    if not widths.groups and not (goal.budget is not None and goal.budget.share == 1):
+        raise LockedError(NOTHING_LEFT)
     if goal.budget is not None:
         return Allocation(keep_uniformly(calibration, widths, goal.budget))
     if goal.tolerance is None:

@@ -188,6 +188,8 @@ def runnable(method: Method, traced: Traced, goal: Goal) -> Method:
             positions=method.positions,
             multiple_of=method.multiple_of,
             seed=method.seed,
+            unit="layer",  # nothing was to be left whole
+            classifier=True,
         )
     return method
 

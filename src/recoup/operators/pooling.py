@@ -32,8 +32,8 @@ def window(call: LabelCall, constraints: Constraints) -> Value:
     return spread_over(collapse(mixed, dims, keepdim=True), call.shape)
 
 
-operator(*(name for name in _SPATIAL if name in _AVERAGES), differential=linear_in_first)(window)
-operator(*(name for name in _SPATIAL if name not in _AVERAGES))(window)
+operator(*(name for name in _SPATIAL if name in _AVERAGES), is_pooling=True, differential=linear_in_first)(window)
+operator(*(name for name in _SPATIAL if name not in _AVERAGES), is_pooling=True)(window)
 
 
 @operator("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")

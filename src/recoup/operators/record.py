@@ -68,6 +68,7 @@ class Operator:
     is_channelwise: it acts on each channel by itself, along dim 1, given stored tensors.
     affine_in: places of the operand that it only scales and shifts, given stored tensors.
     is_addition: it adds two operands.
+    is_pooling: it puts the positions of a channel together.
     gives_number: it gives a size, or arithmetic on sizes, and no tensor.
     returns_input: in eval mode its result is its input, not a copy.
     is_check: it checks something and returns nothing.
@@ -84,6 +85,7 @@ class Operator:
     is_channelwise: bool = False
     affine_in: tuple[int, ...] = ()
     is_addition: bool = False
+    is_pooling: bool = False
     gives_number: bool = False
     returns_input: bool = False
     is_check: bool = False

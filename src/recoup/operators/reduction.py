@@ -23,9 +23,10 @@ def reduce(call: LabelCall, constraints: Constraints) -> Value:
     return spread_over(collapse(mixed, dims, keepdim=len(shape) == labels.dim()), call.shape)
 
 
-operator("mean", "sum", differential=linear_in_first)(reduce)
+operator("mean", "sum", is_pooling=True, differential=linear_in_first)(reduce)
+operator("amax", is_pooling=True)(reduce)
 operator(
-    "amax", "amin", "var", "std", "prod", "logsumexp", "max", "min", "nansum", "var_mean", "std_mean",
+    "amin", "var", "std", "prod", "logsumexp", "max", "min", "nansum", "var_mean", "std_mean",
     "linalg_vector_norm", "norm", "argmax", "argmin", "any", "all",
 )(reduce)  # fmt: skip
 

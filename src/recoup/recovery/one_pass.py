@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
+from recoup.algebra.moments import Moments
 from recoup.algebra.ridge import Compensated, compensate, on_new_rows, rescale_variance
 from recoup.channels.groups import Consumer
 from recoup.plan import Plan, Recovery
@@ -46,26 +50,67 @@ def _refit(
 ) -> tuple[dict[str, Tensor], Recovery]:
     seen = calibration.statistics[consumer.name]
     original = calibration.parameters[consumer.weight]
-    covariance = seen.covariance
-    kept = calibration.structure.keep_indices(seen.channel_of.cpu(), keep).to(covariance.device)
-    fitted = compensate(
-        covariance, seen.as_features(original), kept, ridge=calibration.method.ridge, name=consumer.name
-    )
+    kept = calibration.structure.keep_indices(seen.channel_of.cpu(), keep).to(seen.moments.mean.device)
+    fits = [_fit(calibration, consumer, part, kept, rescale) for part in _parts(seen, original)]
+    weight, shift = original.double(), original.new_zeros(original.shape[1 - seen.input_dim], dtype=torch.float64)
+    for fit in fits:
+        weight = weight.index_copy(1 - seen.input_dim, fit.outputs, fit.weight)
+        shift[fit.outputs] = fit.shift
+    biases = {name: _shifted(calibration.parameters.get(name), shift) for name in consumer.biases}
+    written = {name: value.to(original.dtype) for name, value in {consumer.weight: weight, **biases}.items()}
+    return written, _recovery(fits, kept)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Outputs (n,) of a layer with what was seen of its inputs under the weights that are theirs."""
+
+    outputs: Tensor
+    moments: Moments
+    mean: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fit:
+    """What is written for some outputs: weights in the layer's form, a shift of the bias, and how good they are."""
+
+    outputs: Tensor
+    weight: Tensor
+    shift: Tensor
+    found: Compensated
+    rows: float
+
+
+def _parts(seen: Statistics, weight: Tensor) -> list[_Part]:
+    """All outputs together, or every pattern by itself."""
+    if seen.patterns:
+        return [_Part(pattern.outputs, pattern.moments, pattern.mean) for pattern in seen.patterns]
+    every = torch.arange(weight.shape[1 - seen.input_dim], device=weight.device)
+    return [_Part(every, seen.moments, seen.mean)]
+
+
+def _fit(calibration: Calibration, consumer: Consumer, part: _Part, kept: Tensor, rescale: bool) -> _Fit:
+    seen = calibration.statistics[consumer.name]
+    original = seen.of_outputs(calibration.parameters[consumer.weight], part.outputs)
+    covariance, features = seen.minimised(part.moments), seen.as_features(original)
+    fitted = compensate(covariance, features, kept, ridge=calibration.method.ridge, name=consumer.name)
     if rescale:
         fitted = rescale_variance(covariance, fitted)
     weight = seen.as_weight(fitted.weight, original)
     lost = (original.double() - weight).movedim(seen.input_dim, 1).flatten(1)
-    shift = lost @ seen.mean  # mean^T (W - Ŵ): every output keeps its mean
-    biases = {name: _shifted(calibration.parameters.get(name), shift) for name in consumer.biases}
-    written = {name: value.to(original.dtype) for name, value in {consumer.weight: weight, **biases}.items()}
-    return written, _recovery(fitted, kept, seen)
+    # mean^T (W - Ŵ): every output keeps its mean
+    return _Fit(part.outputs, weight, lost @ part.mean, fitted, part.moments.effective)
 
 
 def _shifted(bias: Tensor | None, shift: Tensor) -> Tensor:
     return shift if bias is None else bias.double() + shift
 
 
-def _recovery(fitted: Compensated, kept: Tensor, seen: Statistics) -> Recovery:
-    inputs, rows = int(kept.sum()), seen.moments.effective
-    residual = on_new_rows(fitted.relative_residual, rows, inputs)
-    return Recovery(residual, fitted.ridge, fitted.condition, inputs, int(rows))
+def _recovery(fits: Sequence[_Fit], kept: Tensor) -> Recovery:
+    """How well the layer was refitted: the error of all its outputs, and the least that any of them was fitted to."""
+    inputs, rows = int(kept.sum()), min(fit.rows for fit in fits)
+    total = sum(float(fit.found.variance.sum()) for fit in fits)
+    left = sum(float(fit.found.residual.sum()) for fit in fits)
+    residual = on_new_rows(left / total if total > 0 else 0.0, rows, inputs)
+    ridge, condition = (max(getattr(fit.found, name) for fit in fits) for name in ("ridge", "condition"))
+    return Recovery(residual, ridge, condition, inputs, int(rows))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recoup.algebra.moments import Accumulator, Moments, sensitivity
+from recoup.algebra.moments import Moments, sensitivity, squared_slopes
 from recoup.algebra.patches import Window, paired_rows
 from recoup.algebra.selection import looks_at_images
 from recoup.algebra.shrinkage import choose_strength, shrink
@@ -33,6 +34,7 @@ from recoup.statistics.cache import Cache
 from recoup.statistics.different import DifferentSamples
 from recoup.statistics.kept_images import KeptImages
 from recoup.statistics.observe import Observer
+from recoup.statistics.sums import Pattern, PatternSums, RowSums
 from recoup.tracing.trace import Traced
 
 # Past this many inputs, a layer that reads a flattened map gets one covariance per channel, shared by all positions:
@@ -51,7 +53,8 @@ class Statistics:
 
     `moments` are over m features: the d inputs of a patch, or, for a long flattened map, its channels, each standing
     for `share` inputs (d = m · share). `mean` (d,) is that of every input. `input_dim` is the dim of the weight that
-    the inputs lie along. A layer that is not `centred` has no bias that could make up for a mean.
+    the inputs lie along. A layer that is not `centred` has no bias that could make up for a mean. With a weight for
+    each output, `patterns` has the moments of every set of outputs that share theirs; otherwise it is empty.
     """
 
     moments: Moments
@@ -60,13 +63,22 @@ class Statistics:
     channel_of: Tensor
     input_dim: int = 1
     centred: bool = True
+    patterns: tuple[Pattern, ...] = ()
 
     @property
     def covariance(self) -> Tensor:
         """What the fit minimises over (m, m): the covariance, or without a bias the second moments."""
+        return self.minimised(self.moments)
+
+    def minimised(self, moments: Moments) -> Tensor:
+        """The same of other moments of this layer's inputs."""
         if self.centred:
-            return self.moments.covariance
-        return self.moments.covariance + torch.outer(self.moments.mean, self.moments.mean)
+            return moments.covariance
+        return moments.covariance + torch.outer(moments.mean, moments.mean)
+
+    def of_outputs(self, weight: Tensor, outputs: Tensor) -> Tensor:
+        """What a weight has for some of the outputs."""
+        return weight.index_select(1 - self.input_dim, outputs)
 
     def as_features(self, weight: Tensor) -> Tensor:
         """A weight (N, C, ...), or (C, N, ...), as float64 (m, share · N)."""
@@ -118,7 +130,8 @@ def calibrate(
 
     `are_scores` says that the outputs are class scores; otherwise the weights that make them tell.
 
-    Memory: one float64 matrix of (inputs · kernel)² per such layer, plus a bounded number of patches at a time.
+    Memory: one float64 matrix of (inputs · kernel)² per such layer, plus a bounded number of patches at a time; with
+    weighting="outputs" up to `PATTERNS` more of them (`statistics/sums.py`).
 
     Raises:
         CalibrationError: there is no batch, the model fails on one, or a value is not finite.
@@ -222,12 +235,12 @@ class _Recorder:
         self.consumer = consumer
         weight = tensors[consumer.weight]
         self._channel_of, self._share = _features(consumer)
-        self._sums = Accumulator(len(self._channel_of), weight.device)
+        make = partial(RowSums, len(self._channel_of), self._share, weight.device)
         inputs = weight.select(1 - consumer.input_dim, 0).numel()
-        self._mean = torch.zeros(inputs, dtype=torch.float64, device=weight.device)
-        self._total = torch.zeros((), dtype=torch.float64, device=weight.device)
-        chain = traced.activations[consumer.name] if method.weighting == "slope" else None
+        chain = traced.activations[consumer.name] if method.weighting != "none" else None
         self._activation = chain.bind(tensors) if chain is not None else None
+        by_output = self._activation is not None and method.weighting == "outputs"
+        self._sums = PatternSums(make, method.seed) if by_output else make()
         self._positions = method.positions
         self._generator = torch.Generator().manual_seed(method.seed)
         self.inputs, self.name = inputs, consumer.name
@@ -250,32 +263,30 @@ class _Recorder:
                 f"the input of {self.consumer.name} is NaN or infinite. The network overflows on this data: check its "
                 "normalisation and precision."
             )
-        weights = sensitivity(outputs, self._activation) if self._activation is not None else None
-        if self._share == 1:
-            self._sums.update(rows, weights)
+        if isinstance(self._sums, PatternSums):
+            assert self._activation is not None
+            self._sums.update(rows, squared_slopes(outputs, self._activation))
             return
-        self._add_shared(rows, weights)
-
-    def _add_shared(self, rows: Tensor, weights: Tensor | None) -> None:
-        """Positions of a flattened map as rows of its channels; the mean of every single input is kept besides."""
-        weights = torch.ones(len(rows), device=rows.device) if weights is None else weights
-        self._mean += weights.double() @ rows.double()
-        self._total += weights.double().sum()
-        by_position = rows.unflatten(1, (-1, self._share)).transpose(1, 2).flatten(0, 1)
-        self._sums.update(by_position, weights.repeat_interleave(self._share))
+        self._sums.update(rows, None if self._activation is None else sensitivity(outputs, self._activation))
 
     def statistics(self) -> Statistics:
-        moments = self._sums.moments()
-        if not moments.rows:
+        summed = self._summed()
+        if summed is None:
             raise CalibrationError(
                 f"{self.consumer.name} was captured for one sample but never ran during calibration. The model's code "
                 "takes another way for several samples, or replaces the weight at run time; make it compute the same "
                 "for any number of samples."
             )
-        mean = moments.mean if self._share == 1 else self._mean / self._total.clamp(min=1e-300)
+        moments, mean, patterns = summed
         channel_of = self._channel_of.to(mean.device)
         centred = bool(self.consumer.biases)
-        return Statistics(moments, mean, self._share, channel_of, self.consumer.input_dim, centred)
+        return Statistics(moments, mean, self._share, channel_of, self.consumer.input_dim, centred, patterns)
+
+    def _summed(self) -> tuple[Moments, Tensor, tuple[Pattern, ...]] | None:
+        if isinstance(self._sums, PatternSums):
+            return None if self._sums.is_empty else self._sums.result()
+        moments = self._sums.moments()
+        return (moments, self._sums.mean(moments), ()) if moments.rows else None
 
 
 def _features(consumer: Consumer) -> tuple[Tensor, int]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from recoup.channels.blocks import residual_blocks
 from recoup.channels.groups import Structure, named_tensors, resolve, with_every_bias, without
+from recoup.channels.head import read_by_head
 from recoup.channels.layouts import layouts
 from recoup.channels.patterns import Choice
 from recoup.channels.propagate import propagate
@@ -100,7 +101,9 @@ class Form:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traced:
-    """A network's structure, the activation behind each consumer, and its residual blocks (names of groups).
+    """A network's structure, the activation behind each consumer, its residual blocks, and what its head reads.
+
+    `blocks` and `head` are names of groups.
 
     Every model has a standalone form, to be run operation by operation; `form` is there when the model's own class
     cannot hold other sizes and that form is worked on instead.
@@ -109,6 +112,7 @@ class Traced:
     structure: Structure
     activations: dict[str, Activation]
     blocks: tuple[tuple[str, ...], ...]
+    head: tuple[str, ...]
     inputs: Inputs
     standalone: Form
 
@@ -202,4 +206,5 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
 
 def _traced(structure: Structure, form: Form) -> Traced:
     chains = {consumer.name: activation_behind(form.captured, consumer.node) for consumer in structure.consumers}
-    return Traced(structure, chains, residual_blocks(structure, form.captured), form.sample, form)
+    blocks, head = residual_blocks(structure, form.captured), read_by_head(structure, form.captured)
+    return Traced(structure, chains, blocks, head, form.sample, form)

@@ -12,7 +12,7 @@ from torch import Tensor
 from recoup.algebra.cuda_graph import RecordedStep, Values
 from recoup.algebra.linalg import add_ridge, factorise, live_rows, narrow_factor
 from recoup.algebra.selection.elimination import Elimination, rows_by_channel
-from recoup.algebra.selection.problem import Layer, Problem, Ranking
+from recoup.algebra.selection.problem import Layer, Problem, Ranking, output_variance
 
 # Stands for the score of a channel that no layer can use: below every real one, above those already taken.
 UNUSABLE = torch.finfo(torch.float64).min
@@ -118,8 +118,8 @@ def _staying_rows(layer: Layer, problem: Problem, live: Tensor) -> Tensor:
 
 
 def _scale(layer: Layer) -> float:
-    """Total variance of the layer's output, by which its errors are measured."""
-    total = float((layer.weight * (layer.covariance @ layer.weight)).sum())
+    """Total variance of the layer's output, by which its errors are measured, or of what it is a part of."""
+    total = output_variance(layer) if layer.scale is None else layer.scale
     return total if total > 0 else 1.0
 
 

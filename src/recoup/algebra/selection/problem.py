@@ -18,12 +18,15 @@ class Layer:
 
     `covariance` G (d, d) of its inputs, `weight` W (d, N), and `channel_of` (d,): the channel each row belongs to,
     or -1 for a row that stays whatever is chosen. `mean` (d,) of its inputs, where the covariance does not contain it.
+    Errors are relative to `scale`: the variance of the layer's own output, unless it is a part of a larger one and
+    counts beside the others.
     """
 
     covariance: Tensor
     weight: Tensor
     channel_of: Tensor
     mean: Tensor | None = None
+    scale: float | None = None
 
     @property
     def second_moments(self) -> Tensor:
@@ -34,6 +37,11 @@ class Layer:
         """Which of `width` channels the layer reads, a bool mask (width,)."""
         every = torch.arange(width, device=self.channel_of.device)
         return torch.isin(every, self.channel_of)
+
+
+def output_variance(layer: Layer) -> float:
+    """tr(W^T G W): the variance of a layer's outputs, added up."""
+    return float((layer.weight * (layer.covariance @ layer.weight)).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
