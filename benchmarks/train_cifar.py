@@ -87,7 +87,7 @@ def trained(model: nn.Module, images: Tensor, labels: Tensor, settings: Training
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shuffled:
-    """Whole batches of images in another order every time, shifted and flipped, where the images are.
+    """Whole batches of images in another order every time, shifted and flipped if it `moves`, where the images are.
 
     Torch's generator decides, which `recoup.finetune` seeds for every epoch. Batch norms are not estimated on the few
     images that are left over.
@@ -96,6 +96,7 @@ class Shuffled:
     images: Tensor
     labels: Tensor
     size: int
+    moves: bool = True
 
     def __len__(self) -> int:
         return len(self.images) // self.size
@@ -104,7 +105,8 @@ class Shuffled:
         generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
         order = torch.randperm(len(self.images), generator=generator)[: len(self) * self.size]
         for rows in order.to(self.images.device).split(self.size):
-            yield shifted(self.images[rows], generator), self.labels[rows]
+            chosen = self.images[rows]
+            yield shifted(chosen, generator) if self.moves else chosen, self.labels[rows]
 
 
 def rate_at(step: int, steps: int, peak: float) -> float:

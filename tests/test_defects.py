@@ -119,8 +119,11 @@ def test_widths_may_suit_the_device(method):
             nn.Sequential(nn.Conv2d(3, 40, 3), nn.ReLU(), nn.Conv2d(40, 5, 1), Mean()),
             torch.randn(60, 3, 8, 8),
         )
-    kind = {"best": recoup.Best, "paper": recoup.Paper}[method]
-    result = recoup.prune(model, [images], budget=Budget(width=0.5), method=kind(multiple_of="device"))
+    made = {
+        "best": recoup.Best(multiple_of="device"),
+        "paper": recoup.Paper(multiple_of="device", classifier=True),
+    }[method]
+    result = recoup.prune(model, [images], budget=Budget(width=0.5), method=made)
     assert result.model[0].out_channels == 32
 
 

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 import recoup
-from benchmarks.baselines import plan_without_refit
 from benchmarks.networks import verified
 from benchmarks.paper.workbench import Clock, Ranked, Sample
+from recoup.recovery.registry import ONE_PASS_FAMILY, RECOVERIES
 
 NONE, ONE_PASS = "none", "one-pass"
 # Recoveries that need no more than the statistics of one pass, and those that hold images out to judge by.
-IN_ONE_PASS = (NONE, "mean-shift", "batch-norm", ONE_PASS, "rescale")
-SEQUENTIAL = ("in-sequence", "joint", "refined")
+IN_ONE_PASS = tuple(ONE_PASS_FAMILY)
+SEQUENTIAL = tuple(name for name in RECOVERIES if name not in ONE_PASS_FAMILY)
 SMOKE = (NONE, ONE_PASS)
-HAS_NAMES = "recovery" in inspect.signature(recoup.recover).parameters
 
 
 def recoveries_of(options: argparse.Namespace) -> Sequence[str]:
     """Names of recoveries: those that the command line says, or all that are there."""
     if options.recoveries:
         return list(options.recoveries)
-    return SMOKE if options.smoke or not HAS_NAMES else (*IN_ONE_PASS, *SEQUENTIAL)
+    return SMOKE if options.smoke else (*IN_ONE_PASS, *SEQUENTIAL)
 
 
 def recovered(sample: Sample, ranked: Ranked, keep: Tensor, recovery: str, clock: Clock) -> nn.Module:
@@ -35,15 +33,9 @@ def recovered(sample: Sample, ranked: Ranked, keep: Tensor, recovery: str, clock
         seen, statistics = sample.calibrated(recoup.Best(seed=sample.seed))
         clock.seconds |= statistics.seconds
         clock.memory |= statistics.memory
-    if recovery == NONE and not HAS_NAMES:
-        return clock("recovery", lambda: recoup.apply(seen.model, plan_without_refit(seen.structure, keep)))
     return clock("recovery", lambda: verified(seen, plan_of(seen, keep, recovery)))
 
 
 def plan_of(seen: recoup.Calibration, keep: Tensor, recovery: str) -> recoup.Plan:
     """The plan of the recovery of that name."""
-    if HAS_NAMES:
-        named = {"recovery": recovery}
-        recover: Callable[..., recoup.Recovered] = recoup.recover
-        return recover(seen, keep, **named).plan
-    return recoup.recover(seen, keep).plan
+    return recoup.recover(seen, keep, recovery=recovery).plan

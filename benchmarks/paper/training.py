@@ -10,6 +10,7 @@ from torch import nn
 import recoup
 from benchmarks.machine import timed
 from benchmarks.networks import Batches
+from benchmarks.train_cifar import Shuffled
 
 BATCH = 256
 MOMENTUM, DECAY = 0.9, 5e-4
@@ -40,7 +41,7 @@ def trained(
 
 def _finetuned(model: nn.Module, batches: Batches, epochs: int, rate: float, seed: int) -> nn.Module:
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    small = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
+    shuffled = Shuffled(images, labels, min(BATCH, max(2, len(images) // 8)), moves=False)
     training = recoup.Training(
         epochs=epochs,
         optimiser="sgd",
@@ -52,4 +53,4 @@ def _finetuned(model: nn.Module, batches: Batches, epochs: int, rate: float, see
         augment="crop" if images.shape[-1] > SMALL else "none",
         seed=seed,
     )
-    return recoup.finetune(model, small, training).model
+    return recoup.finetune(model, shuffled, training).model

@@ -19,7 +19,7 @@ import recoup
 from benchmarks.machine import timed
 from benchmarks.networks import Batches, verified
 from benchmarks.paper.cases import BEST, PAPER, RELEASED, Case, Outcome
-from recoup.algebra.selection import registry
+from recoup.algebra.selection import looks_at_images
 from recoup.channels.cost import cost
 from recoup.graph.modes import evaluating
 from recoup.judge.acceptance import Acceptance, ImageAcceptance, ScoreAcceptance
@@ -187,9 +187,8 @@ def statistics_key(method: Method) -> Hashable:
 
 
 def asked_by(selector: Any) -> Hashable:
-    """Whether a selector looks at images, of which the calibration then keeps some; False where none can say so."""
-    looks = getattr(registry, "looks_at_images", None)
-    return False if looks is None else looks(selector)
+    """Whether a selector looks at images, of which the calibration then keeps some."""
+    return looks_at_images(selector)
 
 
 def search(sample: Sample, case: Case, options: argparse.Namespace) -> Outcome:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import recoup
-from benchmarks.train_cifar import rate_at, shifted
+from benchmarks.train_cifar import Shuffled, rate_at, shifted
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From images and labels to what is to be small."""
@@ -47,19 +47,16 @@ class Batch(NamedTuple):
 
 def finetuned(model: nn.Module, images: Tensor, labels: Tensor, schedule: Schedule) -> nn.Module:
     """A copy of the model, trained on the labels, in evaluation mode."""
-    size = min(schedule.batch, len(images))
-    whole = len(images) // size * size  # batch norms are not estimated on the few that are left over
-    pairs = list(zip(images[:whole].split(size), labels[:whole].split(size), strict=True))
     training = recoup.Training(
         epochs=schedule.epochs,
         rate=schedule.rate,
         momentum=schedule.momentum,
         decay=schedule.decay,
         precision="bfloat16" if images.is_cuda else "float32",
-        augment="crop" if schedule.augment else "none",
         seed=schedule.seed,
     )
-    return recoup.finetune(model, pairs, training).model
+    batches = Shuffled(images, labels, min(schedule.batch, len(images)), moves=schedule.augment)
+    return recoup.finetune(model, batches, training).model
 
 
 def minimise(

@@ -143,7 +143,8 @@ def test_a_link_in_the_way_is_not_followed(result, tmp_path):
 def test_a_tensor_that_no_file_holds(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
-    result = recoup.prune(model, [torch.randn(60, 6)], budget=recoup.Budget(width=0.5), method="paper")
+    method = recoup.Paper(classifier=True)
+    result = recoup.prune(model, [torch.randn(60, 6)], budget=recoup.Budget(width=0.5), method=method)
     result.model.register_buffer("odd", torch.eye(3).to_sparse())
     with pytest.raises(ArtefactError, match="odd cannot be saved: it is of torch.float32, torch.sparse_coo"):
         result.save(tmp_path / "out")

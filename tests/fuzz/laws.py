@@ -119,7 +119,8 @@ def _prune(case: Case, model: nn.Module, data: list[Any], widths: dict[str, int]
     elif case.cut == "tolerance":
         original = _run(model, data[0])
         goal = {"tolerance": 20.0, "evaluate": lambda m: -100 * min(relative_error(original, _run(m, data[0])), 9.0)}
-    method = made(**EXACT) if widths else made()
+    whole = {"classifier": True} if case.method in ("paper", "released") else {}
+    method = made(**whole, **EXACT) if widths else made(**whole)
     return recoup.prune(model, data, method=method, keep_class=case.keep_class, **goal)
 
 

@@ -14,6 +14,8 @@ from recoup.errors import InputError
 from recoup.graph.expressions import NoExpressionError, evaluate, multiplied, shown, tree_of
 from recoup.graph.standalone import Standalone
 
+EVERYWHERE = recoup.Paper(classifier=True)
+
 SIZE = ("size", "x", 0)
 WHOLE, HALF = recoup.Budget(width=1.0), recoup.Budget(width=0.5)
 
@@ -75,7 +77,7 @@ FOLLOWED = {
 }
 
 
-def pruned(then, size=12, budget=HALF, method="paper"):
+def pruned(then, size=12, budget=HALF, method=EVERYWHERE):
     torch.manual_seed(0)
     model = Pixels(then).eval()
     result = recoup.prune(model, [torch.randn(40, 3, size, size)], budget=budget, method=method)
@@ -146,7 +148,7 @@ def test_a_first_batch_that_takes_another_way_leaves_the_class_as_it_is():
     torch.manual_seed(0)
     model = Pixels(lambda y, x: y * (2.0 if x.shape[0] > 8 else 3.0)).eval()
     with pytest.warns(recoup.RecoupWarning, match="own class holds is pruned.*shape.0. <= 8"):
-        result = recoup.prune(model, [torch.randn(40, 3, 12, 12)], budget=HALF, method="paper")
+        result = recoup.prune(model, [torch.randn(40, 3, 12, 12)], budget=HALF, method=EVERYWHERE)
     assert type(result.model) is Pixels
 
 
@@ -173,7 +175,7 @@ def test_whole_numbers_among_the_inputs_are_inputs_of_the_graph():
     model = Timed().eval()
     model.e.weight.data *= 0.05
     batches = [{"x": torch.randn(64, 8), "t": t} for t in (3, 6, 9)]
-    for method in ("paper", "fast"):
+    for method in (EVERYWHERE, "fast"):
         result = recoup.prune(model, batches, budget=WHOLE, method=method)
         assert isinstance(result.model, Standalone)
         x = torch.randn(5, 8)
@@ -182,7 +184,7 @@ def test_whole_numbers_among_the_inputs_are_inputs_of_the_graph():
                 torch.testing.assert_close(result.model(x=x, t=t), model(x, t), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["paper", "best"])
+@pytest.mark.parametrize("method", [EVERYWHERE, "best"], ids=["paper", "best"])
 def test_numbers_that_are_written_into_the_graph_must_not_differ(method):
     torch.manual_seed(0)
     model = Timed(float).eval()
@@ -197,7 +199,7 @@ def test_numbers_that_are_written_into_the_graph_must_not_differ(method):
 def test_flags_among_the_inputs_are_checked():
     torch.manual_seed(0)
     model = Timed().eval()
-    result = recoup.prune(model, [{"x": torch.randn(64, 8), "t": 3, "wide": True}] * 2, budget=HALF, method="paper")
+    result = recoup.prune(model, [{"x": torch.randn(64, 8), "t": 3, "wide": True}] * 2, budget=HALF, method=EVERYWHERE)
     with pytest.raises(InputError, match="wide == True only"):
         result.model(x=torch.randn(5, 8), t=3, wide=False)
     with pytest.raises(InputError, match=r"takes exactly \(x, t, wide\)"):

@@ -177,9 +177,8 @@ def test_widths_are_multiples_where_layers_overlap(multiple, share):
             return self.d(F.relu(torch.cat([self.a(x), self.a2(x)], 1) + self.b(x)))
 
     torch.manual_seed(0)
-    result = recoup.prune(
-        Overlapping(), [images()], budget=recoup.Budget(width=share), method=recoup.Paper(multiple_of=multiple)
-    )
+    method = recoup.Paper(multiple_of=multiple, classifier=True)
+    result = recoup.prune(Overlapping(), [images()], budget=recoup.Budget(width=share), method=method)
     widths = [result.model.a.out_channels, result.model.a2.out_channels, result.model.b.out_channels]
     assert all(width % (16 if multiple == "device" else multiple) == 0 for width in widths)
     assert widths[2] < 64

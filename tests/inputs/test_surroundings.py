@@ -104,7 +104,7 @@ def test_the_callers_model_and_measure_run_under_the_callers_default_device():
         yield torch.randn(40, 5, device="cpu")
 
     with torch.device("meta"):
-        recoup.prune(model, batches(), evaluate=evaluate, tolerance=1.0, method="paper")
+        recoup.prune(model, batches(), evaluate=evaluate, tolerance=1.0, method=recoup.Paper(classifier=True))
     assert set(seen) == {"meta"} and len(seen) > 2
     assert model.devices == []  # a copy ran
 

@@ -221,7 +221,7 @@ def test_the_pointwise_tag_is_enough(body):
     assert result.report.proof.difference < 1e-10
 
 
-@pytest.mark.parametrize("method", ["best", "fast", "paper"])
+@pytest.mark.parametrize("method", ["best", "fast", recoup.Paper(classifier=True)], ids=["best", "fast", "paper"])
 def test_an_operator_is_taught_by_one_entry(table, method):
     model = network(lambda m, h: ours.settle(h))
     assert groups_of(model)["a"].reasons[0] == "recoup_tests::settle in forward is not understood"

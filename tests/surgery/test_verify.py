@@ -126,7 +126,7 @@ def test_code_that_moves_channels_is_seen_through_what_is_returned(end, quiet, k
         for layer in (model.a, model.b):
             layer.weight[8:], layer.bias[8:] = layer.weight[:8].clone(), layer.bias[:8].clone()
     images = torch.randn(128, 3, 12, 12)
-    result = recoup.prune(model, [images], budget=HALF, keep_class=keep_class, method="paper")
+    result = recoup.prune(model, [images], budget=HALF, keep_class=keep_class, method=recoup.Paper(classifier=True))
     assert result.plan.keep["b"].sum() == 8
     if type(result.model) is Rolled:
         model.raw = result.model.raw = True
@@ -152,7 +152,7 @@ def test_it_is_compared_on_real_samples_and_at_several_batch_sizes(monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
     images = torch.randn(64, 3, 8, 8)
-    recoup.prune(model, [images], budget=HALF, method="paper")
+    recoup.prune(model, [images], budget=HALF, method=recoup.Paper(classifier=True))
     (batches,) = seen
     assert [batch.size for batch in batches] == [2, 3, 1]
     assert torch.equal(batches[1].args[0], images[:3])
@@ -172,5 +172,5 @@ def test_a_model_with_a_state_of_its_own_is_compared_from_the_same_state():
 
     torch.manual_seed(0)
     model = Counting().eval()
-    result = recoup.prune(model, [torch.randn(64, 3, 8, 8)], budget=HALF, method="paper")
+    result = recoup.prune(model, [torch.randn(64, 3, 8, 8)], budget=HALF, method=recoup.Paper(classifier=True))
     assert result.model.mean.shape == (4, 1, 1) and not result.model.mean.any() and not model.mean.any()

@@ -62,7 +62,7 @@ def _refit(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _Share:
     """Outputs (n,) of a layer with what was seen of its inputs under the weights that are theirs."""
 
     outputs: Tensor
@@ -81,15 +81,15 @@ class _Fit:
     rows: float
 
 
-def _parts(seen: Statistics, weight: Tensor) -> list[_Part]:
+def _parts(seen: Statistics, weight: Tensor) -> list[_Share]:
     """All outputs together, or every pattern by itself."""
     if seen.patterns:
-        return [_Part(pattern.outputs, pattern.moments, pattern.mean) for pattern in seen.patterns]
+        return [_Share(pattern.outputs, pattern.moments, pattern.mean) for pattern in seen.patterns]
     every = torch.arange(weight.shape[1 - seen.input_dim], device=weight.device)
-    return [_Part(every, seen.moments, seen.mean)]
+    return [_Share(every, seen.moments, seen.mean)]
 
 
-def _fit(calibration: Calibration, consumer: Consumer, part: _Part, kept: Tensor, rescale: bool) -> _Fit:
+def _fit(calibration: Calibration, consumer: Consumer, part: _Share, kept: Tensor, rescale: bool) -> _Fit:
     seen = calibration.statistics[consumer.name]
     original = seen.of_outputs(calibration.parameters[consumer.weight], part.outputs)
     covariance, features = seen.minimised(part.moments), seen.as_features(original)

@@ -103,7 +103,7 @@ class PatternSums:
     def result(self) -> tuple[Moments, Tensor, tuple[Pattern, ...]]:
         """Moments and mean under the mean of all slopes, and those of every pattern; there has to be a row.
 
-        Outputs that were closed on every row have no weights of their own, and take those of all.
+        Where outputs were closed on every row, all rows count alike.
         """
         parts = [sums.moments() for sums in self._sums]
         means = [sums.mean(part) for sums, part in zip(self._sums, parts, strict=True)]
@@ -114,8 +114,7 @@ class PatternSums:
         found = []
         for number, (part, centre) in enumerate(zip(parts, means, strict=True)):
             outputs = (self._pattern_of == number).nonzero().squeeze(1)
-            own = (part, centre) if part.total > 0 else (whole, mean)
-            found.append(Pattern(outputs, *own, slopes[outputs]))
+            found.append(Pattern(outputs, part, centre, slopes[outputs]))
         return whole, mean, tuple(found)
 
     @property
