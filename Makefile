@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests are shared out over the cores file by file: those of one file have traces and trained networks in common.
 PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: demo test lint check-types layers tests coverage fuzz hostile faults paper-smoke clean
+.PHONY: demo test lint check-types layers tests longer coverage fuzz hostile faults paper-smoke clean
 
 demo: .venv/demo
 	$(BIN)/recoup demo
@@ -21,18 +21,21 @@ check-types:
 layers:
 	$(BIN)/lint-imports
 
-# Tests that try things at random, break things on purpose or prune large networks take longer: `make coverage` runs
-# them with all others.
+# Tests that try things at random, break things on purpose, prune large networks or run experiments take longer: they
+# are `make longer`. With COVER both collect coverage, which `make coverage` judges.
 LONGER := tests/fuzz tests/hostile tests/faults tests/test_threads.py tests/test_random_wirings.py \
 	tests/test_callers_things.py tests/test_hostile_calls.py tests/test_torchvision.py tests/test_cifar_networks.py \
-	tests/benchmarks/test_ablation.py
+	tests/test_examples.py tests/cli/test_demo.py tests/benchmarks
+COVERED := $(if $(COVER),--cov --cov-append --cov-report=)
 
 tests:
-	$(PYTEST) --durations 15 $(addprefix --ignore=,$(LONGER))
+	$(PYTEST) $(COVERED) --durations 15 $(addprefix --ignore=,$(LONGER))
 
-# The whole suite once more under coverage; the algebra must have 95 % of its branches covered, all of it 85 %.
+longer: .venv/dev
+	$(PYTEST) $(COVERED) --durations 15 $(LONGER)
+
+# What the tests of both have run: the algebra must have 95 % of its branches covered, all of it 85 %.
 coverage: .venv/dev
-	$(PYTEST) --cov --cov-report=
 	$(BIN)/coverage report --include='src/recoup/algebra/*' --fail-under=95
 	$(BIN)/coverage report --fail-under=85 --skip-covered
 

@@ -270,9 +270,9 @@ def test_where_everything_passes_the_full_ones_go_to_the_least():
 
 
 @pytest.mark.parametrize("multiple_of", [4, 8])
-@pytest.mark.parametrize("power", [1, 2, 4])
-@pytest.mark.parametrize("gain", [0.7, 1.0, 2.2, 8.0])
-@pytest.mark.parametrize("factor", [4.0, 12.0, 40.0])
+@pytest.mark.parametrize("power", [1, 4])
+@pytest.mark.parametrize("gain", [0.7, 2.2])
+@pytest.mark.parametrize("factor", [4.0, 40.0])
 def test_where_masks_are_few_none_is_tried_twice_and_the_smallest_that_passed_is_kept(multiple_of, power, gain, factor):
     """All of it is asserted by `searched`. Widths are rounded up: a mask may cost more than was asked for."""
     allocation, found, _, _ = searched(growing(power, factor), growing(power, factor / gain), multiple_of=multiple_of)
