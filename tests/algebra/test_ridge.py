@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 
 from recoup.algebra.moments import Accumulator
-from recoup.algebra.ridge import Fitted, Joint, compensate, on_new_rows, rescale_variance, shrunk
+from recoup.algebra.ridge import Fitted, Joint, compensate, moved, on_new_rows, rescale_variance, shrunk
 from recoup.errors import IllConditionedError
 from tests.oracles import least_squares, weighted_moments
 
@@ -305,3 +305,11 @@ def test_a_singular_system_is_refused_by_name_and_solved_with_a_ridge():
         shrunk(joint_of(A, T), prior, [0.0], "conv7")
     (fitted,) = shrunk(joint_of(A, T), prior, [1e-8])
     torch.testing.assert_close(fitted.weight, torch.tensor([[2.0], [0.0], [2.0]]).double(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_bias_moves_by_more_than_rounding_of_the_sums_it_is_left_over_from():
+    before, terms = torch.zeros(3, dtype=torch.float64), torch.tensor([1.0, 100.0, 0.0], dtype=torch.float64)
+    after = torch.tensor([1e-6, 1e-6, 1e-30], dtype=torch.float64)
+    assert moved(before, after, terms, torch.float32).tolist() == [1e-6, 0.0, 1e-30]
+    assert moved(before + 2, after + 2, terms, torch.float32).tolist() == [2 + 1e-6, 2.0, 2.0]
+    assert torch.equal(moved(before, after, terms, torch.float64), after)

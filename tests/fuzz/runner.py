@@ -77,12 +77,22 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{tally}, {(time.monotonic() - began) / tally.ends.total():.2f} s each", flush=True)
     _print_tally(tally, time.monotonic() - began)
     _shrink_failures(seed, tally)
+    print(named(seed, tally), flush=True)
     return 1 if tally.failures else 0
 
 
 def reason(message: str) -> str:
     """What refusals for one cause have in common: the message without its names and numbers."""
     return re.sub(r"[\w.]*[._\d][\w.]*|\(.*?\)", "#", message)[:90]
+
+
+def named(seed: int, tally: Tally) -> str:
+    """The networks that broke a law, a line for each: what is left of a log that lost its beginning."""
+    broken = [
+        f"broken: seed {seed}, network {number}, {', '.join(outcome.broken)}"
+        for number, _, outcome in sorted(tally.failures, key=lambda failure: failure[0])
+    ]
+    return "\n".join([f"{tally}; {len(broken)} of seed {seed} broke a law", *broken])
 
 
 def run_one(seed: int, number: int, methods: tuple[str, ...]) -> tuple[int, Case, Outcome]:

@@ -268,6 +268,23 @@ def test_a_failure_is_printed_made_small_and_written_down(monkeypatch, capsys, t
     assert parse(repeated[4]) == Case((CONV,))
 
 
+def test_the_last_lines_name_every_broken_network(monkeypatch, capsys, tmp_path):
+    ends = {8: Outcome({"copies": "lost", "masked": "wrong"}), 7: Outcome(), 5: Outcome({"size": "wrong"})}
+
+    def results(seed, options):
+        return [(number, Case((CONV,)), outcome) for number, outcome in ends.items()]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "_results", results)
+    monkeypatch.setattr(runner, "check", lambda case: Outcome())
+    assert main(["--seed", "303"]) == 1
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "3 networks: broken 2 (66.7%), held 1 (33.3%); 2 of seed 303 broke a law",
+        "broken: seed 303, network 5, size",
+        "broken: seed 303, network 8, copies, masked",
+    ]
+
+
 def test_cases_are_counted_by_how_they_end():
     tally = Tally()
     tally.add(0, Case((CONV,)), Outcome())

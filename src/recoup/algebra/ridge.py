@@ -124,6 +124,15 @@ def rescale_variance(covariance: Tensor, fitted: Compensated) -> Compensated:
     return Compensated(weight, residual, fitted.variance, fitted.ridge, fitted.condition)
 
 
+def moved(before: Tensor, after: Tensor, terms: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bias `after` (N,), and `before` where the two differ by no more than `dtype` can tell of its weights.
+
+    `terms` (N,) is the size of the sums whose difference a bias is, ∑ |w| |mean(a)|. A layer that had no bias gives 0
+    for an input of 0, and what follows may tell 0 from 1e-10: a division by the norm makes 0 of one, 1 of the other.
+    """
+    return torch.where((after - before).abs() <= torch.finfo(dtype).eps * terms, before, after)
+
+
 def on_new_rows(residual: float, rows: float, inputs: int) -> float | None:
     """The error to expect on new rows of a fit that leaves `residual` on the n rows it was made from; None: not known.
 

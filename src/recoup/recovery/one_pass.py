@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recoup.algebra.moments import Moments
-from recoup.algebra.ridge import Compensated, compensate, on_new_rows, rescale_variance
+from recoup.algebra.ridge import Compensated, compensate, moved, on_new_rows, rescale_variance
 from recoup.channels.groups import Consumer
 from recoup.plan import Plan, Recovery
 from recoup.recovery.plans import assemble
@@ -97,9 +97,11 @@ def _fit(calibration: Calibration, consumer: Consumer, part: _Share, kept: Tenso
     if rescale:
         fitted = rescale_variance(covariance, fitted)
     weight = seen.as_weight(fitted.weight, original)
-    lost = (original.double() - weight).movedim(seen.input_dim, 1).flatten(1)
+    old, new = (tensor.double().movedim(seen.input_dim, 1).flatten(1) for tensor in (original, weight))
     # mean^T (W - Ŵ): every output keeps its mean
-    return _Fit(part.outputs, weight, lost @ part.mean, fitted, part.moments.effective)
+    shift, terms = (old - new) @ part.mean, (old.abs() + new.abs()) @ part.mean.abs()
+    shift = moved(torch.zeros_like(shift), shift, terms, original.dtype)
+    return _Fit(part.outputs, weight, shift, fitted, part.moments.effective)
 
 
 def _shifted(bias: Tensor | None, shift: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recoup.algebra.moments import Accumulator, sensitivity
 from recoup.algebra.patches import paired_rows
-from recoup.algebra.ridge import Fitted, Joint, shrunk
+from recoup.algebra.ridge import Fitted, Joint, moved, shrunk
 from recoup.inputs.split import Split
 from recoup.plan import Plan, Recovery
 from recoup.progress import Progress, silent
@@ -91,7 +91,7 @@ class _Refit:
         best = candidates[int(errors.argmin())]
         residual = float(errors.min() / held.variance().sum().clamp(min=1e-300))
         recovery = Recovery(residual, best.amount, best.condition, self.inputs, int(seen.moments.effective))
-        return self._tensors(best), recovery
+        return self._tensors(best, seen), recovery
 
     def _joint(self, twin: TwinRun, places: Sequence[int]) -> Joint:
         sums = Accumulator(self.inputs + len(self._made), self._original.device)
@@ -116,16 +116,18 @@ class _Refit:
         turned = weight.detach().double().movedim(self.consumer.input_dim, 1)
         return turned[self._made][:, self._kept].flatten(1).T
 
-    def _tensors(self, fitted: Fitted) -> dict[str, Tensor]:
+    def _tensors(self, fitted: Fitted, seen: Joint) -> dict[str, Tensor]:
         """Weight and biases at full size: zero where an input is pruned, as before where an output is."""
         weight = self._prior.detach().clone()
         turned = weight.movedim(self.consumer.input_dim, 1)
         rows = fitted.weight.T.reshape(len(self._made), len(self._kept), *turned.shape[2:]).to(weight.dtype)
         turned[self._made[:, None], self._kept[None, :]] = rows
         written = {self.consumer.weight: weight}
+        inputs, targets = (mean.abs() for mean in seen.means)
+        terms = targets + inputs @ fitted.weight.abs()
         for name, before in self._biases.items():
             bias = torch.zeros(turned.shape[0], dtype=weight.dtype, device=weight.device) if before is None else before
             bias = bias.detach().clone()
-            bias[self._made] = fitted.bias.to(bias.dtype)
+            bias[self._made] = moved(bias[self._made].double(), fitted.bias, terms, bias.dtype).to(bias.dtype)
             written[name] = bias
         return written
