@@ -140,7 +140,7 @@ def prune(
             agree(model, traced.form.host, data.first)
     with clock("measure"):
         score = score_of(working_copy(smaller) if traced.state else smaller, allocation, recovered, acceptance)
-    report = make_report(seen, allocation, recovered, smaller, proof, score, clock.seconds)
+    report = make_report(seen, allocation, recovered, smaller, proof, score, clock.seconds, rankings)
     for warning in report.warnings:
         warn(warning)
     return Result(smaller, recovered.plan, report, first_samples(data.first), class_name(type(model)))

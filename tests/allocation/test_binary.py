@@ -245,7 +245,7 @@ def refused(strategy, limit=1000):
 
 def test_resnet50_is_searched_in_16_blocks_of_three_steps():
     define_missing_torchvision_operators()
-    import torchvision  # noqa: PLC0415  # once its operators are there
+    import torchvision  # once its operators are there
 
     traced = recoup.trace(torchvision.models.resnet50(weights=None).eval(), torch.randn(1, 3, 64, 64))
     rankings = {group.name: recoup.Ranking(torch.arange(group.width)) for group in traced.structure.groups}

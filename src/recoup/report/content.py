@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 
+from recoup.algebra.selection import Ranking
 from recoup.allocation.goal import Allocation, Trial
 from recoup.allocation.latency import Latency
 from recoup.channels.cost import Cost, cost
@@ -52,6 +54,17 @@ class ConstantChannels:
 
 
 @dataclass(frozen=True, slots=True)
+class DependentChannels:
+    """Channels of one group that are exact combinations of others: how many `found`, how many of them `gone`.
+
+    They are looked for where there is no ridge, with which alone they could be fitted on.
+    """
+
+    found: int
+    gone: int
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """Points of the original and of the smaller model, the tolerance asked for (None: a budget), and every trial.
 
@@ -78,7 +91,7 @@ class Report:
 
     `method` has the method's name and fields. `held_out` is the output error on held-out images of each recovery that
     was tried; the least was kept. `latency` is there for a budget of time. `constant` names the groups with channels
-    that were constant on the calibration images.
+    that were constant on the calibration images, `dependent` those with exact combinations of others.
     """
 
     network: str
@@ -95,6 +108,7 @@ class Report:
     held_out: Mapping[str, float] = field(default_factory=dict)
     latency: Latency | None = None
     constant: Mapping[str, ConstantChannels] = field(default_factory=dict)
+    dependent: Mapping[str, DependentChannels] = field(default_factory=dict)
 
     @property
     def macs_removed(self) -> float:
@@ -176,6 +190,15 @@ class Report:
         named = "; ".join(f"{name}: {group}" for name, group in self.constant.items())
         return f"{found} channels were constant on the calibration images, {gone} of them are gone ({named})"
 
+    @property
+    def dependence(self) -> str | None:
+        """How many channels were exact combinations of others, in a line; None if there are none."""
+        if not self.dependent:
+            return None
+        found, gone = (sum(getattr(group, what) for group in self.dependent.values()) for what in ("found", "gone"))
+        named = "; ".join(f"{name}: {group.found}" for name, group in self.dependent.items())
+        return f"{found} channels were exact combinations of others, {gone} of them are gone ({named})"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
         data: dict[str, Any] = dataclasses.asdict(self)
@@ -201,8 +224,7 @@ class Report:
         if self.held_out:
             errors = ", ".join(f"{name} {error:.4f}" for name, error in self.held_out.items())
             lines.append(f"output error on held-out images: {errors}")
-        if self.constancy is not None:
-            lines.append(self.constancy)
+        lines += [told for told in (self.constancy, self.dependence) if told is not None]
         if self.form is not None:
             lines.append(f"the result is a standalone graph: {self.form}")
         lines.append(f"proof: smaller = masked original to {self.proof.difference:.1e}")
@@ -218,6 +240,7 @@ def make_report(
     proof: Proof,
     score: Score | None,
     seconds: Mapping[str, float],
+    rankings: Mapping[str, Ranking] = MappingProxyType({}),
 ) -> Report:
     """The report of a run, from what its stages have returned."""
     structure, model, form = calibration.structure, calibration.model, calibration.traced.form
@@ -238,6 +261,7 @@ def make_report(
         held_out=recovered.errors,
         latency=allocation.latency,
         constant=_constant(calibration, allocation.keep),
+        dependent=_dependent(calibration, rankings, allocation.keep),
     )
 
 
@@ -255,6 +279,18 @@ def _constant(calibration: Calibration, keep: Tensor) -> dict[str, ConstantChann
         if count := constants.found(group):
             gone = int((constants.mask & ~keep)[group.channels].sum())
             found[group.name] = ConstantChannels(count, gone, constants.samples[group.name])
+    return found
+
+
+def _dependent(calibration: Calibration, rankings: Mapping[str, Ranking], keep: Tensor) -> dict[str, DependentChannels]:
+    constants, found = constant_channels(calibration), {}
+    for group in calibration.structure.prunable:
+        ranking = rankings.get(group.name)
+        if ranking is not None and ranking.most is not None:
+            last = ranking.order[ranking.most :].cpu() + group.start
+            others = last[~constants.mask[last]]
+            if len(others):
+                found[group.name] = DependentChannels(len(others), int((~keep[others]).sum()))
     return found
 
 

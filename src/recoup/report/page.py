@@ -42,6 +42,7 @@ def render_page(report: Report) -> str:
         groups=report.groups,
         constant=report.constant,
         constancy=report.constancy,
+        dependence=report.dependence,
         widths=width_chart(report.groups) if report.groups else None,
         search=search_chart(trials) if trials else None,
         held_out=report.held_out,
