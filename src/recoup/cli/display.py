@@ -57,6 +57,7 @@ def print_costs(report: Report, scores: Mapping[str, tuple[float, float]]) -> No
     """Before and after: MACs, parameters, and whatever was measured, by name."""
     rows = [
         _cost_row("MACs", report.before.macs, report.after.macs),
+        _cost_row("FLOPs", report.before.flops, report.after.flops),
         _cost_row("Parameters", report.before.parameters, report.after.parameters),
     ]
     if report.latency is not None:

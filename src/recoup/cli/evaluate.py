@@ -31,7 +31,7 @@ from recoup.cli.options import (
 )
 from recoup.errors import UsageError
 from recoup.inputs.batches import device_of
-from recoup.judge.accuracy import accuracy
+from recoup.judge.accuracy import accuracies
 
 # Names in these libraries, which build their models without running anything of a folder's.
 _OF_A_LIBRARY = re.compile(r"(recoup|torchvision|timm):[A-Za-z0-9_.\-]+", re.ASCII)
@@ -63,6 +63,8 @@ class Evaluation:
     accuracy: float
     macs: int
     parameters: int
+    top5: float | None
+    flops: int
 
 
 @click.command("evaluate", epilog=NAMES)
@@ -91,8 +93,8 @@ def _evaluate(request: EvaluateRequest) -> Evaluation:
     if is_untrained(request.target, request.weights):
         warn_of_fresh_weights(request.target)
     cost = inspect(opened.model, next(iter(data))).cost
-    points = accuracy(opened.model, data)
-    return Evaluation(request.target, request.data, data.count, points, cost.macs, cost.parameters)
+    points, top5 = accuracies(opened.model, data)
+    return Evaluation(request.target, request.data, data.count, points, cost.macs, cost.parameters, top5, cost.flops)
 
 
 def _open_saved(request: EvaluateRequest) -> OpenModel:
@@ -155,8 +157,10 @@ def _open_data(request: EvaluateRequest, expected: InputSpec) -> Data:
 def _print(evaluation: Evaluation) -> None:
     rows = (
         ("Accuracy", f"{evaluation.accuracy:.2f}"),
+        *([] if evaluation.top5 is None else [("Top-5 accuracy", f"{evaluation.top5:.2f}")]),
         ("Images", f"{evaluation.images:,}"),
         ("MACs", f"{evaluation.macs:,}"),
+        ("FLOPs", f"{evaluation.flops:,}"),
         ("Parameters", f"{evaluation.parameters:,}"),
     )
     print_table((evaluation.target, ""), rows, numbers=(1,))
