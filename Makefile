@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests are shared out over the cores file by file: those of one file have traces and trained networks in common.
 PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: demo test lint check-types layers tests coverage fuzz hostile faults clean
+.PHONY: demo test lint check-types layers tests coverage fuzz hostile faults paper-smoke clean
 
 demo: .venv/demo
 	$(BIN)/recoup demo
@@ -66,3 +66,7 @@ hostile: .venv/dev
 MOMENTS ?= 50
 faults: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --count $(MOMENTS)
+
+# Every experiment of docs/paper.md on small networks that are trained in the run; fails where one has lost its meaning.
+paper-smoke: .venv/dev
+	$(BIN)/python -m benchmarks.paper all --smoke

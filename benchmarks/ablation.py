@@ -42,6 +42,7 @@ from torch import Tensor
 
 import recoup
 from benchmarks.baselines import reestimated
+from benchmarks.machine import timed
 from benchmarks.networks import (
     CIFAR_IMAGES,
     LITE0,
@@ -55,7 +56,6 @@ from benchmarks.networks import (
     removed,
     verified,
 )
-from benchmarks.paper import timed
 from benchmarks.rows import Case, Outcome, Plain, Row, Store, alike, mean, mean_and_values
 from recoup.allocation.measured import LEVELS, Allocator, cost_model, keep_within, measure_errors
 from recoup.allocation.rounds import keep_in_rounds

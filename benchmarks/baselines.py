@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
-from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
 import recoup
 from recoup.channels.cost import cost
-from recoup.channels.groups import Structure
+from recoup.channels.groups import Structure, named_tensors
 from recoup.cli.importing import import_library
 from recoup.errors import BudgetError, ModelError
+from recoup.recovery.batch_norm import estimated_statistics
 
 # Halvings of the interval of shares: finer than one channel in a layer of 4096.
 BISECTIONS = 12
@@ -58,38 +58,15 @@ def prune_with_torch_pruning(model: nn.Module, example: Tensor, share: float, *,
 
 
 def reestimated(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> nn.Module:
-    """A copy whose batch norms hold the statistics of `batches`, averaged over them; its weights are the model's.
+    """A copy whose batch norms hold the statistics of `batches`, as the recovery of that name estimates them.
 
-    Every batch counts alike. While they are estimated a batch norm uses those of the batch, and only batch norms train.
+    Its weights are the model's, and it is in evaluation mode.
     """
-    result, observer = (copy.deepcopy(model).eval() for _ in range(2))
-    names = _observing(observer)
-    means, count = {name: torch.zeros_like(observer.get_buffer(name)) for name in names}, 0
-    with torch.no_grad():
-        for images, _ in batches:
-            observer(images)
-            count += 1
-            for name, mean in means.items():
-                mean += (observer.get_buffer(name) - mean) / count
-    for name, mean in means.items():
-        result.get_buffer(name).copy_(mean)
+    result = copy.deepcopy(model).eval()
+    tensors = named_tensors(result)
+    for name, value in estimated_statistics(model, enumerate(batches, start=1)).items():
+        tensors[name].copy_(value)
     return result
-
-
-def _observing(model: nn.Module) -> list[str]:
-    """Make every batch norm keep the statistics of its last batch: modules, and calls in a graph. Names of buffers."""
-    norms = [(name, m) for name, m in model.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    for _, norm in norms:
-        norm.train()
-        norm.momentum = 1.0
-    names = [f"{name}.{kind}" for name, _ in norms for kind in ("running_mean", "running_var")]
-    if isinstance(model, fx.GraphModule):
-        for node in model.graph.find_nodes(op="call_function", target=torch.ops.aten.batch_norm.default):
-            values, weight, bias, mean, variance, _, _, *rest = node.args
-            node.args = (values, weight, bias, mean, variance, True, 1.0, *rest)
-            names += [mean.target, variance.target]
-        model.recompile()
-    return names
 
 
 def largest_share(fits: Callable[[float], bool]) -> float:

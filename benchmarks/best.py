@@ -14,8 +14,8 @@ Methods, for every share of the MACs to remove:
 - torch-pruning: MagnitudePruner as in benchmarks/baselines.py, and again after the batch norms have been estimated on
   the calibration images; the first sample only. Needs `pip install --no-deps torch-pruning==1.6.1`.
 
-The table also has the paper's search, layer by layer within a tolerance: as published, and our run of it, the rows of
-benchmarks/paper.py in benchmarks/results/.
+The table also has the paper's search, layer by layer within a tolerance: as published, and our run of it, the rows
+of benchmarks/paper/searches.py in benchmarks/results/.
 
 With `--tolerance` none of these: `recoup.prune` with `recoup.Best()`, end to end, searches the share by itself.
 
@@ -39,6 +39,7 @@ from torch import Tensor, nn
 
 import recoup
 from benchmarks.baselines import count_macs, prune_with_torch_pruning, reestimated
+from benchmarks.machine import timed
 from benchmarks.networks import (
     CIFAR,
     CIFAR_IMAGES,
@@ -50,16 +51,8 @@ from benchmarks.networks import (
     measure_all,
     ranked,
 )
-from benchmarks.paper import (
-    PUBLISHED,
-    PUBLISHED_SECONDS,
-    PUBLISHED_WITH,
-    SEARCH,
-    made_with,
-    seconds_of,
-    stored_searches,
-    timed,
-)
+from benchmarks.paper.published import PUBLISHED, PUBLISHED_SECONDS, PUBLISHED_WITH
+from benchmarks.paper.searches import SEARCH, made_with, seconds_of, stored_searches
 from benchmarks.rows import Case, Outcome, Plain, Row, Store, alike, mean, mean_and_values
 from recoup.errors import BudgetError, ModelError
 from recoup.recovery.choose import refined
@@ -218,7 +211,7 @@ def torch_pruned(bench: Bench, share: float) -> nn.Module:
 def table(found: Sequence[Plain], searches: Sequence[Plain] = ()) -> str:
     """Averages over calibration samples, as Markdown: the fixed shares, then the tolerances, where there are any.
 
-    `searches` are rows of benchmarks/paper.py with the names of their networks.
+    `searches` are rows of benchmarks/paper/searches.py with the names of their networks.
     """
     by_share = [row for row in found if row["share"] is not None]
     by_tolerance = [row for row in found if row["tolerance"] is not None]

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 import recoup
 from benchmarks.baselines import prune_by_l2, prune_with_torch_pruning, reestimated
 from benchmarks.lite0 import INPUT, build
-from benchmarks.paper import device_name
+from benchmarks.machine import device_name
 from recoup.cli.data import open_data
 
 SHARES = (0.8, 0.7, 0.6)

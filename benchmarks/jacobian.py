@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 import recoup
-from benchmarks.paper import device_name
+from benchmarks.machine import device_name
 from recoup.algebra.gauss_newton import Parameters
 from recoup.cli.models import open_model
 from recoup.recovery.joint import JointRefits

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import recoup
 from benchmarks import lite0
-from benchmarks.paper import device_name, timed
+from benchmarks.machine import device_name, timed
 from benchmarks.rows import Case, Outcome, Row, Store
 from recoup.channels.cost import cost
 from recoup.cli.data import open_data
@@ -24,7 +24,7 @@ from recoup.cli.input_spec import InputSpec
 from recoup.cli.models import open_model
 
 Batches = list[tuple[Tensor, Tensor]]
-# Calibration images of CIFAR-10, as in benchmarks/paper.py, and images per batch by the side of an image.
+# Calibration images of CIFAR-10, and images per batch by the side of an image.
 CIFAR_IMAGES = 20_000
 BATCH = {32: 1000, 224: 100}
 
@@ -178,7 +178,7 @@ def _cifar(network: str, options: argparse.Namespace) -> Bench:
     opened = open_model(checkpoint.model, Path(options.checkpoints) / checkpoint.file)
 
     def read(split: str, limit: int | None, seed: int = 0) -> Batches:
-        return _resident(f"cifar10:{options.cifar}@{split}", opened.input, options, limit, seed)
+        return resident(f"cifar10:{options.cifar}@{split}", opened.input, options, limit, seed)
 
     splits = {
         "validation": read("validation", options.validation_images),
@@ -190,7 +190,7 @@ def _cifar(network: str, options: argparse.Namespace) -> Bench:
 
 def _lite0(options: argparse.Namespace) -> Bench:
     def read(part: str, limit: int | None, seed: int = 0) -> Batches:
-        return _resident(f"folder:{Path(options.imagenet) / part}", lite0.INPUT, options, limit, seed)
+        return resident(f"folder:{Path(options.imagenet) / part}", lite0.INPUT, options, limit, seed)
 
     splits = {"validation": read("validation", options.validation_images)}
     return _bench(LITE0, lite0.build(), lambda seed: read("calibration", options.images, seed), splits, options)
@@ -208,7 +208,7 @@ def _bench(
     return Bench(network, model, calibration, splits, base, device_name(options.device))
 
 
-def _resident(data: str, spec: InputSpec, options: argparse.Namespace, limit: int | None, seed: int) -> Batches:
+def resident(data: str, spec: InputSpec, options: argparse.Namespace, limit: int | None, seed: int) -> Batches:
     """Images as batches that stay on the device."""
     batches = open_data(data, spec, batch_size=options.batch or BATCH[spec.shape[-1]], limit=limit, seed=seed)
     return [(images.to(options.device), labels.to(options.device)) for images, labels in batches]

@@ -7,15 +7,28 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from recoup.errors import UsageError
 
 Plain = dict[str, Any]
 """A row as the file has it."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Stored(Protocol):
+    """A row of any benchmark: its case, by which it is known, and the form it has in the file."""
+
+    @property
+    def case(self) -> Hashable:
+        """What was asked for."""
+
+    def plain(self) -> Plain:
+        """For the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +79,23 @@ class Row:
         return {**asdict(self.case), **asdict(self.outcome)}
 
 
+def case_of(row: Plain) -> Case:
+    """The case of a row in the file."""
+    return Case(**{part.name: row[part.name] for part in fields(Case)})
+
+
 class Store:
     """The rows in a file, which is written whenever one comes; without a path they are only kept in memory.
 
-    `settings` are those that all rows of a file have in common.
+    `settings` are those that all rows of a file have in common. `key_of` reads the case from a row in the file; a
+    benchmark with cases of its own gives its own.
 
     Raises:
         UsageError: the file's rows were made with other settings.
     """
 
-    def __init__(self, path: Path | None, settings: Plain) -> None:
-        self._path, self._settings = path, settings
+    def __init__(self, path: Path | None, settings: Plain, key_of: Callable[[Plain], Hashable] = case_of) -> None:
+        self._path, self._settings, self._key_of = path, settings, key_of
         found = json.loads(path.read_text()) if path is not None and path.exists() else {}
         if found and found["settings"] != settings:
             raise UsageError(
@@ -85,25 +104,20 @@ class Store:
             )
         self.rows: list[Plain] = found.get("rows", [])
 
-    def waiting(self, cases: Iterable[Case]) -> list[Case]:
+    def waiting(self, cases: Iterable[Key]) -> list[Key]:
         """Those of `cases` that have no row yet."""
-        known = {case_of(row) for row in self.rows}
+        known = {self._key_of(row) for row in self.rows}
         return [case for case in cases if case not in known]
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Stored) -> None:
         """Keep a row, in the place of an older one of its case, and say so on stderr."""
         print(json.dumps(row.plain()), file=sys.stderr, flush=True)
-        self.rows = [*(old for old in self.rows if case_of(old) != row.case), row.plain()]
+        self.rows = [*(old for old in self.rows if self._key_of(old) != row.case), row.plain()]
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             fresh = self._path.with_suffix(".new")
             fresh.write_text(json.dumps({"settings": self._settings, "rows": self.rows}, indent=1) + "\n")
             fresh.replace(self._path)
-
-
-def case_of(row: Plain) -> Case:
-    """The case of a row in the file."""
-    return Case(**{part.name: row[part.name] for part in fields(Case)})
 
 
 def alike(rows: Iterable[Plain], *names: str) -> list[list[Plain]]:

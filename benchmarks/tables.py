@@ -1,6 +1,6 @@
 """Regenerate the tables of docs/ and the pictures, from the rows in benchmarks/results/.
 
-python -m benchmarks.tables              # results.md, reliability.md, lab/*.md, both pictures
+python -m benchmarks.tables              # results.md, reliability.md, lab/*.md, both pictures; paper.md and its figures
 python -m benchmarks.tables --pictures   # the two pictures alone
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,15 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from benchmarks import ablation, best, efficientnet, paper
+from benchmarks import ablation, best, efficientnet
 from benchmarks import tolerance as untouched
 from benchmarks.networks import CIFAR
-from benchmarks.paper import PUBLISHED, SEARCH, TOLERANCES, Published
+from benchmarks.pages import replace_table
+from benchmarks.paper import searches as stored
+from benchmarks.paper.experiment import publish, stored_rows
+from benchmarks.paper.published import PUBLISHED, TOLERANCES, Published
+from benchmarks.paper.registry import EXPERIMENTS
+from benchmarks.paper.searches import SEARCH
 from benchmarks.rows import Plain, alike
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +46,10 @@ def main() -> None:
     if not parser.parse_args().pictures:
         for page in (DOCS / "results.md", DOCS / "reliability.md", *sorted((DOCS / "lab").glob("*.md"))):
             page.write_text(with_tables(page.read_text()))
+        for name, experiment in EXPERIMENTS.items():
+            rows = stored_rows(RESULTS / "paper" / f"{name}.json")
+            if rows:
+                publish(experiment, rows, DOCS)
     searches = read("vgg16_cifar10_paper")
     draw(searches, DOCS / "vgg16_cifar10.svg")
     draw_headline(read("best")["rows"], searches, read("efficientnet"), DOCS / "headline.svg")
@@ -64,16 +72,10 @@ def table(path: Path) -> str:
     if path.stem.startswith("efficientnet"):
         return efficientnet.table(content)
     if path.stem == "best":
-        return best.table(content["rows"], paper.stored_searches(CIFAR))
+        return best.table(content["rows"], stored.stored_searches(CIFAR))
     if path.stem in TABLES_OF_ROWS:
         return TABLES_OF_ROWS[path.stem](content["rows"])
-    return paper.table(content, PUBLISHED if path.stem.startswith("vgg16") else ())
-
-
-def replace_table(text: str, name: str, table_text: str) -> str:
-    """Put a table between the comments `<!-- name -->` and `<!-- end -->`."""
-    pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-    return pattern.sub(lambda match: f"{match[1]}{table_text}\n{match[2]}", text)
+    return stored.table(content, PUBLISHED if path.stem.startswith("vgg16") else ())
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:

@@ -37,8 +37,8 @@ from torch import Tensor, nn
 
 import recoup
 from benchmarks.best import mean_and_worst, title
+from benchmarks.machine import device_name, timed
 from benchmarks.networks import CIFAR, Checkpoint
-from benchmarks.paper import device_name, timed
 from benchmarks.rows import Case, Outcome, Plain, Row, Store, alike, mean
 from recoup.cli.data.batches import Pixels, RowBatches, draw
 from recoup.cli.data.cifar import open_cifar

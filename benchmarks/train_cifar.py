@@ -10,11 +10,10 @@ the end and decide nothing. On a GPU the products are in bfloat16. The seed deci
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,34 +66,50 @@ def main() -> None:
 
 
 def trained(model: nn.Module, images: Tensor, labels: Tensor, settings: Training) -> nn.Module:
-    """The model, trained where it is, in evaluation mode."""
-    optimiser = torch.optim.SGD(
-        _decayed(model, settings.decay), settings.rate, momentum=settings.momentum, nesterov=settings.momentum > 0
+    """A trained copy of the model, in evaluation mode: `recoup.finetune` on batches that are drawn anew every epoch."""
+    training = recoup.Training(
+        epochs=settings.epochs,
+        rate=settings.rate,
+        momentum=settings.momentum,
+        decay=settings.decay,
+        warm_up=WARM_UP,
+        precision="bfloat16" if images.is_cuda else "float32",
+        seed=settings.seed,
     )
-    generator = torch.Generator().manual_seed(settings.seed)
-    steps = settings.epochs * max(1, len(images) // settings.batch)
-    done = 0
-    model.train()
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-        for epoch in range(settings.epochs):
-            losses = []
-            for rows in torch.randperm(len(images), generator=generator).split(settings.batch):
-                if len(rows) < min(settings.batch, len(images)):
-                    continue  # batch norms are not estimated on the few that are left over
-                for group in optimiser.param_groups:
-                    group["lr"] = rate_at(done, steps, settings.rate)
-                rows = rows.to(images.device)
-                losses.append(_step(model, optimiser, shifted(images[rows], generator), labels[rows]))
-                done += 1
-            loss = float(torch.stack(losses).mean())
-            print(f"epoch {epoch + 1} of {settings.epochs}: loss {loss:.3f}", file=sys.stderr, flush=True)
-    return model.eval()
+    batches = Shuffled(images, labels, min(settings.batch, len(images)))
+
+    def tell(_: str, done: int, total: int | None) -> None:
+        if done % len(batches) == 0:
+            print(f"{done:,} of {total:,} steps", file=sys.stderr, flush=True)
+
+    return recoup.finetune(model, batches, training, progress=tell).model
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shuffled:
+    """Whole batches of images in another order every time, shifted and flipped, where the images are.
+
+    Torch's generator decides, which `recoup.finetune` seeds for every epoch. Batch norms are not estimated on the few
+    images that are left over.
+    """
+
+    images: Tensor
+    labels: Tensor
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.images) // self.size
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
+        order = torch.randperm(len(self.images), generator=generator)[: len(self) * self.size]
+        for rows in order.to(self.images.device).split(self.size):
+            yield shifted(self.images[rows], generator), self.labels[rows]
 
 
 def rate_at(step: int, steps: int, peak: float) -> float:
     """The learning rate: up in a line, down along a cosine."""
-    rise = max(1.0, WARM_UP * steps)
-    return peak * min(1.0, (step + 1) / rise) * 0.5 * (1 + math.cos(math.pi * step / steps))
+    return recoup.Training(rate=peak, warm_up=WARM_UP).rate_at(step, steps)
 
 
 def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -107,21 +122,6 @@ def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
     sample = torch.arange(count, device=images.device)[:, None, None, None]
     channel = torch.arange(channels, device=images.device)[:, None, None]
     return F.pad(images, (SHIFT,) * 4)[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
-
-
-def _step(model: nn.Module, optimiser: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> Tensor:
-    with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
-        loss = F.cross_entropy(model(images).float(), labels)
-    optimiser.zero_grad(set_to_none=True)
-    loss.backward()
-    optimiser.step()
-    return loss.detach()
-
-
-def _decayed(model: nn.Module, decay: float) -> list[dict[str, object]]:
-    """Weights decay; biases and the vectors of norms do not."""
-    whole, vectors = ([p for p in model.parameters() if (p.dim() > 1) == is_whole] for is_whole in (True, False))
-    return [{"params": whole, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:

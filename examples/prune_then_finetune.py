@@ -16,7 +16,7 @@ import recoup
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The result is a plain module: train it like any other."""
+    """`recoup.finetune` trains a copy of the result, here on labels and on the original's answers."""
     options = parse(arguments)
     data = digits.load()
     network = digits.trained_network(data.train, options.epochs)
@@ -24,10 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result = recoup.prune(network, data.train, budget=recoup.Budget(macs=options.keep), method=options.method)
     print(result.report)
 
-    smaller = result.model
-    before, pruned = recoup.accuracy(network, data.test), recoup.accuracy(smaller, data.test)
-    digits.train(smaller, data.train, options.finetune, rate=0.003)
-    tuned = recoup.accuracy(smaller, data.test)
+    training = recoup.Training(epochs=options.finetune, optimiser="adamw", rate=0.003, loss="both")
+    trained = recoup.finetune(result.model, data.train, training, teacher=network, validation=data.validation)
+    for number, epoch in enumerate(trained.history, start=1):
+        print(f"epoch {number}: loss {epoch.loss:.3f}, accuracy on validation images {epoch.accuracy:.1f}")
+
+    before, pruned, tuned = (recoup.accuracy(each, data.test) for each in (network, result.model, trained.model))
     print(f"accuracy on test images: original {before:.1f}, pruned {pruned:.1f}, fine-tuned {tuned:.1f}")
 
 

@@ -285,3 +285,16 @@ def test_maps_before_grouped_convolutions_keep_their_channels_first(groups):
         recoup.prune(model, [images], budget=Budget(width=0.5))
     is_last = [value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous() for value in laid]
     assert laid and (not any(is_last) if groups == 4 else any(is_last))
+
+
+def test_a_layer_that_never_opens_keeps_the_mean_of_what_it_makes():
+    """Found by the fuzz: slope weights left such a layer without a mean, and what it lost was not put into its bias."""
+    with seeded(0):
+        shut, images = nn.Linear(8, 6), torch.randn(200, 5)
+        network = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), shut, nn.ReLU(), nn.Linear(6, 3)).eval()
+    with torch.no_grad():
+        shut.weight.abs_().neg_()
+        shut.bias.fill_(-0.01)
+    result = recoup.prune(network, [images], widths={"0": 4}, method=recoup.Paper())
+    before, after = network[:3](images).mean(0), result.model[:3](images).mean(0)
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)

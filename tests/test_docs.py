@@ -20,6 +20,7 @@ from torch import nn
 
 import recoup
 from recoup import _prune
+from recoup.algebra.selection import SELECTORS
 from recoup.allocation import timing
 from recoup.cli import main
 from recoup.operators import record
@@ -197,7 +198,7 @@ def test_every_option_of_the_command_line_is_in_the_guide():
     ("heading", "method", "twin", "missing"),
     [
         ("### Fields of Best and Fast", recoup.Best, recoup.Fast, set()),
-        ("### Fields of Paper and Released", recoup.Paper, recoup.Released, {"weighting"}),
+        ("### Fields of Paper and Released", recoup.Paper, recoup.Released, {"weighting", "recovery"}),
     ],
 )
 def test_every_field_of_a_method_is_in_the_guide(heading, method, twin, missing):
@@ -266,3 +267,10 @@ def anchors(page):
 
 def test_the_results_fit_on_a_page():
     assert len((ROOT / "docs" / "results.md").read_text().splitlines()) <= 120
+
+
+def test_every_selector_is_on_its_page():
+    page = ROOT / "docs" / "selectors.md"
+    for heading in ("## Formulas", "## Cost and use"):
+        told = re.findall(r"`([\w-]+)`", " ".join(first_cells(section(page, heading))))
+        assert sorted(told) == sorted(SELECTORS)

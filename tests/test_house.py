@@ -13,7 +13,7 @@ import recoup
 
 SOURCE = Path(recoup.__file__).parent
 ROOMS = {"cli", "report", "methods", "allocation", "recovery", "judge", "statistics", "tracing", "surgery", "channels"}
-ROOMS |= {"graph", "operators", "labels", "algebra", "inputs", "artefact"}
+ROOMS |= {"graph", "operators", "labels", "algebra", "inputs", "artefact", "training"}
 FILES = {"__init__", "_prune", "config", "errors", "plan", "progress", "version"}
 
 

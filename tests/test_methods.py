@@ -397,11 +397,6 @@ def test_too_few_images_are_refused():
         recoup.prune(model, [images[:4]], budget=Budget(macs=0.5))
 
 
-def test_a_selector_without_a_loss_is_refused():
-    with pytest.raises(UsageError, match="measured widths need a selector that knows the loss"):
-        pruned("plain", recoup.Fast(selector="l2"), budget=Budget(macs=0.5))
-
-
 @pytest.mark.parametrize(
     ("kind", "field"),
     [

@@ -26,6 +26,9 @@ from recoup.statistics.rank import rank
 from recoup.surgery.apply import apply
 from recoup.surgery.verify import verify
 from recoup.tracing.trace import Traced, trace
+from recoup.training.loop import finetune
+from recoup.training.record import Finetuned
+from recoup.training.settings import Training
 from recoup.version import __version__
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "Budget",
     "Calibration",
     "Fast",
+    "Finetuned",
     "Goal",
     "Layer",
     "Paper",
@@ -49,12 +53,14 @@ __all__ = [
     "Selector",
     "Split",
     "Traced",
+    "Training",
     "__version__",
     "accuracy",
     "allocate",
     "apply",
     "calibrate",
     "divergence",
+    "finetune",
     "inspect",
     "load",
     "prune",

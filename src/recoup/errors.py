@@ -61,6 +61,10 @@ class DataError(RecoupError):
     """A data set is missing, incomplete or damaged."""
 
 
+class TrainingError(RecoupError):
+    """Training cannot go on: the loss is not finite, or nothing that trains reaches it."""
+
+
 class ArtefactError(RecoupError):
     """A saved result cannot be written, read or applied to the model at hand."""
 

@@ -80,6 +80,16 @@ def test_sensitivity_is_the_mean_squared_slope():
     torch.testing.assert_close(sensitivity(y, lambda v: 3 * v.relu_()), torch.tensor([4.5, 9.0], dtype=torch.float64))
 
 
+def test_rows_that_are_shut_count_alike_where_none_is_open_and_not_beside_one_that_is():
+    weights = sensitivity(torch.tensor([[-1.0], [-2.0]]), torch.relu)
+    assert 0 < weights[0] == weights[1] < 1e-9
+    sums, rows = Accumulator(1), torch.tensor([[5.0], [7.0]])
+    sums.update(rows, weights)
+    torch.testing.assert_close(sums.moments().mean, torch.tensor([6.0], dtype=torch.float64))
+    sums.update(torch.tensor([[1.0]]), sensitivity(torch.tensor([[3.0]]), torch.relu))
+    torch.testing.assert_close(sums.moments().mean, torch.tensor([1.0], dtype=torch.float64), rtol=1e-9, atol=0)
+
+
 def test_sensitivity_of_a_smooth_activation_matches_finite_differences():
     torch.manual_seed(0)
     y = torch.randn(7, 3, dtype=torch.float64)

@@ -5,16 +5,18 @@ import pytest
 import torch
 
 import recoup
+from recoup.algebra.selection import loss_along
 from recoup.allocation.lagrangian import error_curve
 from recoup.allocation.measured import Allocator, cost_model, keep_within, measure_errors
 from recoup.allocation.widths import widths_for
 from recoup.channels.cost import cost
 from recoup.config import Budget, Limits
-from recoup.errors import BudgetError, UsageError
+from recoup.errors import BudgetError
 from recoup.inputs.batches import Inputs
 from recoup.judge.output_error import Reference
 from recoup.progress import silent
 from recoup.recovery.one_pass import one_pass_weights
+from recoup.statistics.rank import problem_of
 from tests.zoo import ZOO
 
 NAMES = pytest.mark.parametrize(
@@ -175,10 +177,18 @@ def test_a_budget_that_locked_channels_exceed_is_refused():
 
 
 @pytest.mark.parametrize("selector", ["l2", "random"])
-def test_a_selector_that_knows_no_loss_is_refused(selector):
+def test_a_selector_that_knows_no_loss_gets_that_of_its_order(selector):
     _, seen, reference = prepared("plain", selector=selector)
-    with pytest.raises(UsageError, match=r"0\.0\.0: measured widths need a selector that knows the loss .*backward"):
-        allocator_for(seen, reference)
+    rankings = recoup.rank(seen)
+    assert all(ranking.loss is None for ranking in rankings.values())
+    allocator = allocator_for(seen, reference)
+    told = {
+        name: recoup.Ranking(ranking.order, loss_along(problem_of(seen, seen.structure.group(name)), ranking.order))
+        for name, ranking in rankings.items()
+    }
+    widths = widths_for(seen, told)
+    for name, curve in measure_errors(seen, told, widths, reference).items():
+        assert torch.equal(curve.errors, allocator.curves[name].errors)
 
 
 def test_progress_is_told_of_every_group():

@@ -6,7 +6,8 @@ import pytest
 import torch
 from benchmarks.baselines import count_macs
 from benchmarks.networks import Bench, measure_all, ranked, removed
-from benchmarks.paper import PUBLISHED, stored_searches
+from benchmarks.paper.published import PUBLISHED
+from benchmarks.paper.searches import stored_searches
 from benchmarks.rows import Case, Outcome, Row, Store, case_of
 
 import recoup

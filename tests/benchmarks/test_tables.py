@@ -6,7 +6,7 @@ import pytest
 from benchmarks.rows import Case, Outcome, Row
 
 pytest.importorskip("matplotlib")
-from benchmarks.paper import PUBLISHED, TOLERANCES
+from benchmarks.paper.published import PUBLISHED, TOLERANCES
 from benchmarks.tables import (
     RESULTS,
     draw_losses,

@@ -15,6 +15,8 @@ PRECISE, COARSE = 1e-8, 2e-3
 SHAKE = {torch.float64: 1e-11, torch.float32: 1e-6}
 # Where more than this share of the elements hang on ties, nothing can be said.
 UNDECIDED = 0.5
+# What float32 makes of an output that does not vary, over a few layers.
+ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,14 @@ def compare(expected: Any, actual: Any, allowed: float, shaken: Callable[[], Any
 
 
 def relative_error(expected: Any, actual: Any) -> float:
-    """The largest error of an output, relative to its spread over the samples."""
+    """The largest error of an output, relative to its spread over the samples, or to rounding where it has none."""
     worst = 0.0
     for a, b in zip(flat(expected), flat(actual), strict=True):
         if isinstance(a, Tensor) and (a.is_floating_point() or a.is_complex()) and a.dim():
             a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (a, b))
             there = a.abs() < 1e8  # what is filled in says nothing of the rest
-            spread = (a - a.mean(0, keepdim=True))[there].double().norm().clamp(min=1e-12)
+            least = max(1e-12, ROUNDING * float(a[there].double().norm()))
+            spread = (a - a.mean(0, keepdim=True))[there].double().norm().clamp(min=least)
             worst = max(worst, float((a - b)[there].double().norm() / spread))
     return worst
 

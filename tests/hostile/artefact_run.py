@@ -52,8 +52,9 @@ def run(count: int, seed: int, first: int = 0) -> Tally:
 
 def _run_child(tally: Tally, seed: int, number: int, end: int) -> int:
     command = [sys.executable, "-m", "tests.hostile.artefact_run", str(seed), str(number), str(end)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert child.stdout is not None and child.stderr is not None
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # a pipe that nobody reads would fill up and stop the child
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    assert child.stdout is not None
     ready = selectors.DefaultSelector()
     ready.register(child.stdout, selectors.EVENT_READ)
     patience = 120.0  # until the folders are made; after that a mutant is told of every few seconds
@@ -70,12 +71,15 @@ def _run_child(tally: Tally, seed: int, number: int, end: int) -> int:
             tally.wrong.append(f"mutant {number}: {said['what']}")
         number += 1
     child.kill()
-    _, errors = child.communicate()
-    if number == start and "Traceback" in errors:
-        raise RuntimeError(f"the folders could not be made:\n{errors[-3000:]}")
+    child.communicate()
+    errors.seek(0)
+    said_last = errors.read()[-3000:]
+    errors.close()
+    if number == start and "Traceback" in said_last:
+        raise RuntimeError(f"the folders could not be made:\n{said_last}")
     if number < end:
         tally.counts[WRONG] += 1
-        tally.wrong.append(f"mutant {number}: the process hung or died ({child.returncode}) {errors[-300:]}")
+        tally.wrong.append(f"mutant {number}: the process hung or died ({child.returncode}) {said_last[-300:]}")
         number += 1
     return number
 

@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import recoup
+from recoup.artefact.graph_json import _checks
+from recoup.artefact.schema import MisfitError
 from recoup.errors import ArtefactError
 from tests.hostile import artefact_run
 from tests.hostile.artefact_folders import Layered, Shuffled, change, rehash, save_all
@@ -301,3 +303,10 @@ def test_tensors_that_are_not_finite_or_of_another_type(layered):
             ArtefactError, match="a.weight differ from the manifest, in name, dtype or shape, or are no"
         ):
             layered.load()
+
+
+@pytest.mark.parametrize("named", [[], {}, 3, None])
+def test_a_condition_about_something_that_is_no_name_is_refused(named):
+    """Found by mutants: a list in the place of an input's name could not be looked up."""
+    with pytest.raises(MisfitError, match="about one of the graph's inputs"):
+        _checks([["size", named, 0]], {"x"})

@@ -7,10 +7,13 @@ from torch import nn
 
 import recoup
 from recoup.judge.output_error import Reference
+from recoup.progress import silent
+from recoup.recovery import choose
 from recoup.recovery.choose import (
     IN_SEQUENCE,
     ONE_PASS,
     REFINED,
+    UNTOUCHED,
     Recovered,
     head_of,
     makes_classes,
@@ -19,6 +22,7 @@ from recoup.recovery.choose import (
     reference_of,
     refined,
 )
+from recoup.recovery.cutting import recover_nothing
 from recoup.recovery.sequential import recover_in_sequence
 from tests.recovery.bench import Written, bench, zoo_bench
 from tests.zoo import seeded
@@ -39,6 +43,18 @@ def test_the_plan_is_the_recovery_with_the_least_output_error(name, recover):
     assert recovered.errors.keys() == {ONE_PASS, IN_SEQUENCE}
     assert reference.error(recovered.plan.weights) == recovered.error == min(recovered.errors.values())
     assert recovered.errors[ONE_PASS] == pytest.approx(reference.error(found.start.weights))
+
+
+def test_weights_stay_as_they_were_where_every_refit_errs_more(monkeypatch):
+    """Found by the fuzz: forty images misled both refits of a layer that runs twice."""
+    found, reference = prepared("plain", ridges=())
+    wrecked = replace(found.start, weights={name: -9 * value for name, value in found.start.weights.items()})
+    monkeypatch.setattr(choose, "recover_in_one_pass", lambda *_: wrecked)
+    recovered = choose._recovered(found.calibration, found.keep, silent, is_quick=True)
+    untouched = recover_nothing(found.calibration, found.keep)
+    assert recovered.errors.keys() == {ONE_PASS, UNTOUCHED}
+    assert recovered.error == reference.error(untouched.weights) < reference.error(wrecked.weights)
+    assert all(torch.equal(value, recovered.plan.weights[name]) for name, value in untouched.weights.items())
 
 
 def test_the_reference_is_the_original_on_blended_held_out_images():

@@ -28,7 +28,9 @@ def clusters(points: Tensor, most: int, seed: int = 0) -> Tensor:
     for _ in range(ROUNDS):
         centres = _means(points, nearest, centres)
         nearest = _nearest(points, centres)
-    return torch.unique(nearest, return_inverse=True)[1]
+    _, numbered = torch.unique(nearest, return_inverse=True)
+    place: Tensor = numbered
+    return place
 
 
 def _spread(points: Tensor, most: int, seed: int) -> Tensor:

@@ -20,6 +20,9 @@ from torch import Tensor
 
 # Compute capabilities of the data-centre GPUs that multiply float64 about as fast as float32.
 FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
+# What a row counts whose outputs are all shut: nothing beside rows that are open, and all alike where none is. Without
+# it a layer that never opens would have no mean, and what it loses would not go into its bias.
+SHUT = 1e-12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +112,7 @@ def merge(left: Moments, right: Moments) -> Moments:
 
 
 def sensitivity(outputs: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """Mean over outputs of g'(y)^2, one non-negative weight per row (n,), for `outputs` y of shape (n, N)."""
+    """Mean over outputs of g'(y)^2, one positive weight per row (n,), for `outputs` y of shape (n, N)."""
     return squared_slopes(outputs, activation).mean(dim=1)
 
 
@@ -121,4 +124,4 @@ def squared_slopes(outputs: Tensor, activation: Callable[[Tensor], Tensor]) -> T
     with torch.enable_grad():
         y = outputs.detach().requires_grad_()
         (slope,) = torch.autograd.grad(activation(y.clone()).sum(), y)
-    return slope.to(torch.promote_types(slope.dtype, torch.float32)).square()
+    return slope.to(torch.promote_types(slope.dtype, torch.float32)).square() + SHUT

@@ -19,6 +19,7 @@ from recoup.judge.output_error import Reference
 from recoup.progress import Progress, silent
 from recoup.recovery.one_pass import one_pass_weights
 from recoup.statistics.calibrate import Calibration
+from recoup.statistics.rank import loss_of
 
 # The shares of a group's channels that are kept when its error is measured. The error grows evenly while it is small
 # and much faster when the network falls apart: one measurement cannot tell where that begins.
@@ -138,11 +139,6 @@ def _curve(
     reference: Reference,
     levels: Sequence[float],
 ) -> ErrorCurve:
-    if ranking.loss is None:
-        raise UsageError(
-            f"{group.name}: measured widths need a selector that knows the loss at every width, such as 'backward'. "
-            "Choose one of those, or method='paper'."
-        )
     staying = group.width - group.free
     measured = {}
     least, most = max(1, widths.least(group)), widths.limits.most(group.name, group.width)
@@ -150,7 +146,7 @@ def _curve(
     for count in counts if least < most else [least]:
         keep = widths.cut(group, count, calibration.structure.keep_all())
         measured[int(keep[group.channels].sum())] = reference.error(one_pass_weights(calibration, keep))
-    return error_curve(ranking.loss, measured, least, most)
+    return error_curve(loss_of(calibration, group, ranking), measured, least, most)
 
 
 def keep_within(allocator: Allocator, budget: Budget) -> Tensor:

@@ -126,7 +126,7 @@ def _tree(value: Any, inputs: Collection[str], where: str, depth: int) -> Any:
     if depth > _DEPTH or type(name) is not str:
         raise MisfitError(where, f"the name of a function first, at most {_DEPTH} levels deep", value)
     if name in LEAVES:
-        if len(value) != (3 if name == "size" else 2) or value[1] not in inputs:
+        if len(value) != (3 if name == "size" else 2) or type(value[1]) is not str or value[1] not in inputs:
             raise MisfitError(where, "about one of the graph's inputs", value)
         return (name, value[1], *(integer(0, _DIMS - 1)(dim, where) for dim in value[2:]))
     if name not in TREE_FUNCTIONS or len(value) not in (2, 3):

@@ -22,6 +22,7 @@ from recoup.artefact.schema import MisfitError
 from recoup.artefact.tree import class_name
 from recoup.errors import ArtefactError, RecoupError
 from recoup.graph.standalone import standalone
+from recoup.inputs.batches import Inputs
 from recoup.plan import GraphPlan, Plan
 from recoup.surgery.apply import apply
 
@@ -93,10 +94,16 @@ def read_plan(folder: Path) -> tuple[Plan, tuple[str, ...]]:
 
 def sample_shape(folder: str | Path) -> tuple[int, ...] | None:
     """Shape of one stored input, without the batch, where the model takes a single tensor."""
+    inputs = stored_inputs(folder)
+    tensors = inputs.tensors() if inputs is not None else []
+    return tuple(tensors[0].shape[1:]) if len(tensors) == 1 else None
+
+
+def stored_inputs(folder: str | Path) -> Inputs | None:
+    """The inputs that a loaded model is checked on; None where none were stored."""
     folder = Path(folder)
     samples = _read_samples(folder, read_manifest(folder))
-    tensors = samples.inputs.tensors() if samples is not None else []
-    return tuple(tensors[0].shape[1:]) if len(tensors) == 1 else None
+    return None if samples is None else samples.inputs
 
 
 def _read_plan(folder: Path) -> tuple[Plan, dict[str, list[int]]]:

@@ -10,6 +10,7 @@ import click
 
 from recoup.cli.demo import demo_command
 from recoup.cli.evaluate import evaluate_command
+from recoup.cli.finetune import finetune_command
 from recoup.cli.inspect import inspect_command
 from recoup.cli.prune import prune_command
 from recoup.version import __version__
@@ -26,4 +27,5 @@ def main() -> None:
 main.add_command(demo_command)
 main.add_command(inspect_command)
 main.add_command(prune_command)
+main.add_command(finetune_command)
 main.add_command(evaluate_command)

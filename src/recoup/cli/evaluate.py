@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
 from recoup._prune import inspect
-from recoup.artefact.reading import is_standalone, load, read_source, sample_shape
 from recoup.cli.data import Data, open_data
 from recoup.cli.display import print_json, print_table, warn_of_fresh_weights
 from recoup.cli.failure import reports_failures
-from recoup.cli.input_spec import IMAGENET, InputSpec
+from recoup.cli.input_spec import InputSpec
 from recoup.cli.models import OpenModel
-from recoup.cli.network import Network, choose_input, find_device, is_untrained, parse_shape
+from recoup.cli.network import Network, is_untrained
 from recoup.cli.options import (
     NAMES,
     batch_size_option,
@@ -29,12 +25,9 @@ from recoup.cli.options import (
     shape_option,
     weights_option,
 )
+from recoup.cli.saved import open_saved
 from recoup.errors import UsageError
-from recoup.inputs.batches import device_of
 from recoup.judge.accuracy import accuracies
-
-# Names in these libraries, which build their models without running anything of a folder's.
-_OF_A_LIBRARY = re.compile(r"(recoup|torchvision|timm):[A-Za-z0-9_.\-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,38 +93,7 @@ def _evaluate(request: EvaluateRequest) -> Evaluation:
 def _open_saved(request: EvaluateRequest) -> OpenModel:
     if request.weights is not None:
         raise UsageError(f"{request.target} holds its own weights. Leave --weights out.")
-    spec = request.model or _trusted_source(request.target)
-    if spec is None:
-        return _open_graph(request)
-    opened = _network(spec, request).open()
-    smaller = load(request.target, opened.model).to(device_of(opened.model))
-    return dataclasses.replace(opened, model=smaller.eval())
-
-
-def _trusted_source(folder: str) -> str | None:
-    """The original that a folder names, if building it runs no code but that of the libraries; None if none is needed.
-
-    A folder may come from a stranger, and to build `path/file.py:factory` is to run whatever that file holds.
-    """
-    source = read_source(folder)
-    if source is not None and _OF_A_LIBRARY.fullmatch(source):
-        return source
-    if is_standalone(folder):
-        return None
-    if source is None:
-        raise UsageError(f"{folder} does not say which model it was made from. Name it with --model.")
-    raise UsageError(
-        f"{folder} says that it was made from {source!r}, which is code of somebody's own and is not imported unasked. "
-        f"If you trust it, pass --model {shlex.quote(source)}."
-    )
-
-
-def _open_graph(request: EvaluateRequest) -> OpenModel:
-    """A standalone result by itself: its input has the shape of the samples stored with it, unless one was given."""
-    device, shape = find_device(request.device), parse_shape(request.shape) or sample_shape(request.target)
-    torch.manual_seed(request.seed)
-    model = load(request.target).to(device).eval()
-    return OpenModel(model, choose_input(IMAGENET, shape, request.normalise), request.target)
+    return open_saved(request.target, request.model, _network("", request))
 
 
 def _open_model(request: EvaluateRequest) -> OpenModel:

@@ -10,10 +10,10 @@ import click
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 NAMES = """\b
-Models:  recoup:NAME       vgg16_bn, vgg19_bn, resnet20, resnet56, digits
+Models:  recoup:NAME       vgg16_bn, vgg16_fc_bn, vgg19_bn, resnet20, resnet50, resnet56, digits
          torchvision:NAME  timm:NAME
          package.module:factory or path/file.py:factory, without arguments
-Data:    cifar10:DIR  cifar100:DIR   with @train, @test, ...
+Data:    cifar10:DIR  cifar100:DIR  imagenet:DIR  voc:DIR   with @train, @test, ...
          folder:DIR                  one folder per class, or images alone
          digits  digits@train  noise:1024
          package.module:factory or path/file.py:factory of batches

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from recoup._prune import Result, prune
+from recoup.algebra.selection import SELECTORS
 from recoup.artefact.files import PAGE
 from recoup.artefact.writing import require_new
 from recoup.cli.data import Data, open_data
@@ -42,8 +43,8 @@ GOALS = ("tolerance", "macs", "parameters", "width", "latency")
 NAMED = "--tolerance, --macs, --parameters, --width and --latency"
 # Options that are fields of a method; which method has which, the method itself says.
 FIELDS = (
-    "selector", "ridge", "positions", "multiple_of", "confidence", "outputs", "refine", "weighting", "steps",
-    "constraint", "order", "unit", "classifier",
+    "selector", "ridge", "positions", "multiple_of", "confidence", "outputs", "refine", "weighting", "recovery",
+    "steps", "constraint", "order", "unit", "classifier",
 )  # fmt: skip
 
 
@@ -151,7 +152,7 @@ width_options = combined(
 
 method_options = combined(
     click.option("--method", default="best", show_default=True, metavar="NAME", help="best, fast, paper or released."),
-    click.option("--selector", metavar="NAME", help="Ranks channels: forward, backward, l2, random."),
+    click.option("--selector", metavar="NAME", help=f"Ranks channels: {', '.join(SELECTORS)}."),
     click.option("--ridge", metavar="R", type=float, help="Added to a covariance, relative to its mean diagonal."),
     click.option("--positions", metavar="N", type=int, help="Output positions per image in the statistics."),
     click.option("--multiple-of", metavar="N", callback=_multiple, help="Multiples of N, such as 8, or 'device'."),
@@ -161,6 +162,7 @@ method_options = combined(
     click.option("--outputs", metavar="NAME", help="best, fast: what the model returns, classes or values."),
     click.option("--refine", metavar="S", type=float, help="best, fast: seconds of gradient steps, no labels."),
     click.option("--weighting", metavar="NAME", help="paper: slope, outputs or none."),
+    click.option("--recovery", metavar="NAME", help="paper: none, mean-shift, batch-norm, one-pass, rescale."),
     click.option("--order", metavar="NAME", help="paper, released: bottom-up, top-down, random."),
     click.option("--constraint", metavar="NAME", help="paper, released: step or global."),
     click.option("--unit", metavar="NAME", help="paper, released: block or layer."),

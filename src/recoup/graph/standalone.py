@@ -53,6 +53,10 @@ class Standalone(nn.Module):
         held = (getattr(owner, name.rpartition(".")[2]) for owner, name in zip(self._owners, self._program.stored))  # noqa: B905  # one for each
         return tree_unflatten(self._program.run([*held, *entered.values()]), self._trees[1])
 
+    def follow(self, graph: fx.Graph) -> None:
+        """Run `graph` from now on, which reads the same tensors; copies run the module's own again."""
+        self._program = _program(graph)
+
     def __getstate__(self) -> dict[str, Any]:
         """What can be copied and pickled: the graph as rows, from which the rest is made again."""
         state = dict(self.__dict__)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from recoup.inputs.batches import Inputs
+
+Augment = Literal["none", "flip", "crop"]
 
 # An image is shifted by up to this share of its side, zeros coming in, and keeps at least this share in a blend.
 SHIFT = 1 / 8
@@ -23,6 +27,23 @@ def augmented(inputs: Inputs, generator: torch.Generator) -> Inputs:
         return _blended(_moved(tensor, generator) if tensor.dim() == 4 else tensor, generator)
 
     return inputs.map(vary)
+
+
+def varied(inputs: Inputs, kind: Augment, generator: torch.Generator) -> Inputs:
+    """The images (n, C, H, W) among the inputs flipped or not, or shifted by up to 1/8 of their sides too ("crop")."""
+    size = inputs.size
+
+    def vary(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() or tensor.dim() != 4 or tensor.shape[0] != size:
+            return tensor
+        return _moved(tensor, generator) if kind == "crop" else _mirrored(tensor, generator)
+
+    return inputs if kind == "none" else inputs.map(vary)
+
+
+def _mirrored(images: Tensor, generator: torch.Generator) -> Tensor:
+    is_mirrored = _random(len(images), images, generator) < 0.5
+    return torch.where(is_mirrored[:, None, None, None], images.flip(3), images)
 
 
 def _moved(images: Tensor, generator: torch.Generator) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -26,15 +26,22 @@ from recoup.errors import (
     require_kind,
     told,
 )
+from recoup.inputs.labels import class_numbers
 from recoup.inputs.surroundings import as_the_caller
+
+READ_ONCE = (
+    "{} is an iterator that can be read only once, and batch norms are estimated on it a second time. Pass a list or "
+    "a DataLoader."
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
-    """Positional and keyword arguments of one call of the model."""
+    """Positional and keyword arguments of one call of the model, and class numbers (samples,) that came with them."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    labels: Tensor | None = None
 
     def tensors(self) -> list[Tensor]:
         """Every tensor among the arguments, in lists and dicts too."""
@@ -43,7 +50,7 @@ class Inputs:
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """The same call with every tensor changed."""
         args, kwargs = _changed([*self.args], change), _changed(dict(self.kwargs), change)
-        return Inputs(tuple(args), kwargs)
+        return Inputs(tuple(args), kwargs, self.labels)
 
     def to(self, device: torch.device) -> Inputs:
         """The same call with copies of its tensors on `device`: a model may write into what it is given."""
@@ -60,15 +67,20 @@ class Inputs:
 
     def first(self, count: int) -> Inputs:
         """The first `count` samples."""
-        size = self.size
-        return self.map(lambda tensor: tensor[:count] if tensor.dim() and tensor.shape[0] == size else tensor)
+        return self._part(slice(count))
 
     def pick(self, samples: Tensor) -> Inputs:
         """Only these samples: a mask over all of them (bool), or their places."""
+        return self._part(samples)
+
+    def _part(self, samples: Tensor | slice) -> Inputs:
         size = self.size
-        return self.map(
-            lambda tensor: tensor[samples.to(tensor.device)] if tensor.dim() and tensor.shape[0] == size else tensor
-        )
+
+        def cut(tensor: Tensor) -> Tensor:
+            return tensor[samples if isinstance(samples, slice) else samples.to(tensor.device)]
+
+        part = self.map(lambda tensor: cut(tensor) if tensor.dim() and tensor.shape[0] == size else tensor)
+        return part if self.labels is None else replace(part, labels=cut(self.labels))
 
     def call(self, model: nn.Module) -> Any:
         """What the model returns for this call."""
@@ -127,7 +139,7 @@ def _require_numbers(name: str, tensor: Tensor) -> None:
 
 
 def inputs_of(batch: Any, model: nn.Module) -> Inputs:
-    """The call a batch stands for; labels are left out.
+    """The call a batch stands for; labels are no part of it, and kept beside it where they are class numbers.
 
     Raises:
         CalibrationError: it is of no known form, has no samples, or holds tensors that nothing can be computed of.
@@ -144,7 +156,7 @@ def inputs_of(batch: Any, model: nn.Module) -> Inputs:
         )
     if not inputs.size:
         raise CalibrationError(f"a batch of shape {inputs.shapes()} holds no samples. Leave empty batches out.")
-    return inputs
+    return replace(inputs, labels=class_numbers(batch[1], inputs.size)) if is_labelled_pair(batch, model) else inputs
 
 
 def numbered_inputs(batch: Any, model: nn.Module, number: object, what: str = "calibration") -> Inputs:
@@ -268,7 +280,7 @@ class Stream:
     def __init__(self, batches: Iterable[Any], what: str = "calibration") -> None:
         _check_iterable(batches, what)
         self.length = length_of(batches)
-        self._what, self._is_read = what, False
+        self._batches, self._what, self._is_read = batches, what, False
         self._rest: Iterator[Any] = self._read(lambda: iter(batches), 1)
         self.first = self._next(1)
         if self.first is _NOTHING:
@@ -288,6 +300,20 @@ class Stream:
             yield batch
             number += 1
             batch = self._next(number)
+
+    def again(self) -> Stream:
+        """The same batches from the start."""
+        self.require_repeatable()
+        return Stream(self._batches, self._what)
+
+    def require_repeatable(self) -> None:
+        """Refuse batches that cannot be read from the start again.
+
+        Raises:
+            CalibrationError: they are an iterator.
+        """
+        if isinstance(self._batches, Iterator):
+            raise CalibrationError(READ_ONCE.format(self._what))
 
     def _next(self, number: int) -> Any:
         return self._read(lambda: next(self._rest, _NOTHING), number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,6 +65,16 @@ class Split:
         """The batches to fit to, each with the number that messages call it by."""
         if self.stream is not None:
             yield from _bounded(self.stream)
+        yield from ((self.numbers[place], self.batches[place]) for place in self.fit)
+
+    def repeated(self) -> Iterator[tuple[object, Any]]:
+        """The batches to fit to once more, after `fitting` has read them.
+
+        Raises:
+            CalibrationError: they came from an iterator, and were not kept.
+        """
+        if self.stream is not None:
+            yield from _bounded(self.stream.again())
         yield from ((self.numbers[place], self.batches[place]) for place in self.fit)
 
     def part(self, images: int) -> Split:
@@ -204,7 +214,9 @@ def _joined(parts: list[Inputs]) -> Inputs:
     if len(parts) == 1:
         return parts[0]
     columns = iter(list(zip(*(part.tensors() for part in parts), strict=True)))
-    return parts[0].map(lambda _: torch.cat(next(columns)))
+    labels = [part.labels for part in parts if part.labels is not None]
+    joined = parts[0].map(lambda _: torch.cat(next(columns)))
+    return replace(joined, labels=torch.cat(labels) if len(labels) == len(parts) else None)
 
 
 def _blended_with(inputs: Inputs, other: Inputs) -> Inputs:

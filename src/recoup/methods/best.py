@@ -18,7 +18,7 @@ RIDGES = (1e-4, 1e-2, 1e-1, 1.0, math.inf)
 class Best:
     """The default: widths by measured output error, layers refitted in sequence and jointly, judged on held-out images.
 
-    selector: ranks the channels of a group; a name, or a function that also tells the loss at every width.
+    selector: ranks the channels of a group; a name or a function.
     ridge: added to the diagonal of a covariance, relative to its mean.
     positions: output positions per image and batch that enter the statistics; None for all.
     multiple_of: every layer keeps a multiple of so many outputs, or as many as before; "device" for what suits it.

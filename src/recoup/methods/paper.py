@@ -16,11 +16,12 @@ class Paper:
     """As printed, with normalised weights and the tolerance split by layer that the paper's text describes.
 
     A tolerance is searched for layer by layer; a budget gets the same share of every group. Layers are refitted in one
-    pass, from the statistics of the original network.
+    pass, from the statistics of the original network, unless another `recovery` is asked for.
 
     selector: ranks the channels of a group; a name or a function.
     weighting: "slope" weighs every position by the mean of g'(y)² over the outputs, g being the activation behind the
         layer; "outputs" has a weight for every output, or for a few that go together; "none" weighs all alike.
+    recovery: what becomes of the weights that stay, by name: none, mean-shift, batch-norm, one-pass or rescale.
     ridge: added to the diagonal of a covariance, relative to its mean.
     positions: output positions per image and batch that enter the statistics; None for all.
     steps: bisections per unit of the search.
@@ -35,6 +36,7 @@ class Paper:
 
     selector: str | Selector = "forward"
     weighting: Weighting = "slope"
+    recovery: str = "one-pass"
     ridge: float = 1e-6
     positions: int | None = 256
     steps: int = 3
@@ -47,7 +49,6 @@ class Paper:
 
     holds_out: ClassVar[bool] = False
     confidence: ClassVar[None] = None
-    rescale: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_published(self)
@@ -61,7 +62,7 @@ class Paper:
 class Released:
     """The authors' released code: no slope weights, and every refitted output is rescaled to its old variance.
 
-    Its fields are those of `Paper`, without `weighting`.
+    Its fields are those of `Paper`, without `weighting` and `recovery`.
     """
 
     selector: str | Selector = "forward"
@@ -78,7 +79,7 @@ class Released:
     holds_out: ClassVar[bool] = False
     confidence: ClassVar[None] = None
     weighting: ClassVar[Weighting] = "none"
-    rescale: ClassVar[bool] = True
+    recovery: ClassVar[str] = "rescale"
 
     def __post_init__(self) -> None:
         check_published(self)

@@ -21,21 +21,21 @@ from recoup.allocation.tolerance import search_within
 from recoup.allocation.uniform import keep_uniformly
 from recoup.allocation.widths import widths_for
 from recoup.config import Method, require_common, require_flag, require_one_of, require_whole
-from recoup.errors import CalibrationError, LockedError
+from recoup.errors import CalibrationError, LockedError, UsageError
 from recoup.judge.acceptance import Acceptance
 from recoup.judge.accuracy import NO_LABELS
 from recoup.methods.measured import limits_of
 from recoup.progress import Progress
 from recoup.recovery.choose import Recovered
-from recoup.recovery.one_pass import recover_in_one_pass
+from recoup.recovery.registry import ONE_PASS_FAMILY, find_recovery, recover_by_name
 from recoup.statistics.calibrate import Calibration
 
 
 class PublishedMethod(Method, BinarySettings, Protocol):
-    """A method with the paper's search; it may scale every refitted output back to the variance it had."""
+    """A method with the paper's search, and a recovery of the one-pass family by name."""
 
     @property
-    def rescale(self) -> bool: ...  # noqa: D102 - described above
+    def recovery(self) -> str: ...  # noqa: D102 - described above
 
 
 def check_published(method: PublishedMethod) -> None:
@@ -47,6 +47,12 @@ def check_published(method: PublishedMethod) -> None:
     require_one_of("constraint", method.constraint, get_args(Constraint))
     require_one_of("order", method.order, get_args(Order))
     require_one_of("unit", method.unit, get_args(Unit))
+    find_recovery(method.recovery)
+    if method.recovery not in ONE_PASS_FAMILY:
+        raise UsageError(
+            f"recovery {method.recovery!r} refits layers in the pruned network, which {type(method).__name__} does "
+            f"not. It has {', '.join(ONE_PASS_FAMILY)}; calibrate with Best() or Fast() for the others."
+        )
 
 
 def allocate_as_published(
@@ -71,7 +77,7 @@ def allocate_as_published(
         raise CalibrationError(NO_LABELS)
 
     def recover(proposal: Proposal) -> Recovered:
-        return Recovered(recover_in_one_pass(calibration, proposal.keep, rescale=method.rescale), {})
+        return recover_by_name(method.recovery, calibration, proposal.keep)
 
     strategy = bisections(calibration.traced, widths, method, goal.tolerance, progress)
     start = Search(widths.start(), acceptance, goal.tolerance)
@@ -83,9 +89,9 @@ def recover_as_published(
     method: PublishedMethod,
     calibration: Calibration,
     allocation: Allocation,
-    progress: Progress,  # noqa: ARG001 - every method takes it
+    progress: Progress,
 ) -> Recovered:
-    """In one pass, unless the search has done that."""
+    """As the method's recovery does, unless the search has done that."""
     if allocation.recovered is not None:
         return allocation.recovered
-    return Recovered(recover_in_one_pass(calibration, allocation.keep, rescale=method.rescale), {})
+    return recover_by_name(method.recovery, calibration, allocation.keep, progress)

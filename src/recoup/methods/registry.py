@@ -31,6 +31,7 @@ from recoup.methods.paper import Paper, Released
 from recoup.progress import Progress, silent
 from recoup.recovery.choose import Recovered
 from recoup.recovery.plans import keep_mask
+from recoup.recovery.registry import recover_by_name
 from recoup.statistics.calibrate import Calibration
 from recoup.tracing.trace import Traced
 
@@ -90,10 +91,13 @@ def recover(
     calibration: Calibration,
     allocation: Allocation | Tensor | Mapping[str, Tensor],
     progress: Progress = silent,
+    recovery: str | None = None,
 ) -> Recovered:
-    """The plan that refits what is left, as the calibration's method does.
+    """The plan that refits what is left, as the calibration's method does, or by the recovery of that name.
 
     In the place of an allocation, a mask over all channels will do, or masks by group (groups not named stay whole).
+    Recoveries are none, mean-shift, batch-norm, one-pass, rescale; with a calibration of `Best` or `Fast` also
+    in-sequence, joint, refined.
     """
     require_kind("calibration", calibration, Calibration, "what recoup.calibrate returns")
     require_progress(progress)
@@ -101,6 +105,8 @@ def recover(
     require_kind("allocation", allocation, (Allocation, Tensor, Mapping), masks)
     if not isinstance(allocation, Allocation):
         allocation = Allocation(keep_mask(calibration.structure, allocation))
+    if recovery is not None:
+        return recover_by_name(recovery, calibration, allocation.keep, progress)
     recovered: Recovered = calibration.method.recover(calibration, allocation, progress)
     return recovered
 
@@ -197,7 +203,12 @@ def _require_stateless(traced: Traced) -> None:
 
 
 def require_served(method: Method, traced: Traced, split: Split) -> None:
-    """Refuse batches that the captured network does not serve, where the method runs it operation by operation."""
+    """Refuse batches that the captured network does not serve, where the method runs it operation by operation.
+
+    And batches that can be read only once, where it reads them a second time.
+    """
+    if getattr(method, "recovery", None) == "batch-norm" and split.stream is not None:
+        split.stream.require_repeatable()
     if not isinstance(method, SequentialMethod):
         return
     for number, batch in zip(split.numbers, split.batches, strict=True):

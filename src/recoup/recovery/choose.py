@@ -17,6 +17,7 @@ from recoup.errors import UsageError, warn
 from recoup.judge.output_error import Reference
 from recoup.plan import Plan
 from recoup.progress import Progress, silent
+from recoup.recovery.cutting import recover_nothing
 from recoup.recovery.failures import surviving
 from recoup.recovery.methods import sequential_method
 from recoup.recovery.one_pass import recover_in_one_pass
@@ -30,7 +31,7 @@ QUICK_IMAGES = 4000
 # The square of the sum of a layer's rows, relative to what it would be if they had nothing to do with each other, below
 # which the layer was trained by cross-entropy.
 CANCELLED = 0.5
-ONE_PASS, IN_SEQUENCE, REFINED = "one pass", "in sequence", "refined"
+UNTOUCHED, ONE_PASS, IN_SEQUENCE, JOINT, REFINED = "no refit", "one pass", "in sequence", "joint", "refined"
 NOT_REFINED = (
     "nothing was refined: gradient steps need to run the smaller network operation by operation, and the derivatives "
     "of all of them, which this one does not allow. The result is the closed-form one."
@@ -60,13 +61,20 @@ def recover_in_full(calibration: Calibration, keep: Tensor, progress: Progress =
     return calibration.cache("full", _key(keep), lambda: _recovered(calibration, keep, progress, is_quick=False))
 
 
-def refined(calibration: Calibration, recovered: Recovered, keep: Tensor, progress: Progress = silent) -> Recovered:
-    """The plan after the seconds of refinement that the method has, if that has helped."""
-    seconds = sequential_method(calibration).refine
+def refined(
+    calibration: Calibration,
+    recovered: Recovered,
+    keep: Tensor,
+    progress: Progress = silent,
+    *,
+    seconds: float | None = None,
+) -> Recovered:
+    """The plan after the seconds of refinement that the method has, or so many `seconds`, if that has helped."""
+    seconds = sequential_method(calibration).refine if seconds is None else seconds
     with surviving("refinement", "the network"):
         plan = refine(calibration, calibration.split, keep, recovered.plan, seconds, progress)
         if plan is not None:
-            return _better(calibration, recovered, REFINED, _scaled(calibration, plan, keep))
+            return _better(calibration, recovered, REFINED, scaled(calibration, plan, keep))
         warn(NOT_REFINED)
     return recovered
 
@@ -88,6 +96,16 @@ def _reference(calibration: Calibration) -> Reference:
 
 
 def _recovered(calibration: Calibration, keep: Tensor, progress: Progress, *, is_quick: bool) -> Recovered:
+    """What was refitted; the weights as they were where even these err less, for few images may mislead every fit."""
+    recovered = _refitted(calibration, keep, progress, is_quick=is_quick)
+    if not recovered.plan.weights:
+        return recovered
+    untouched = recover_nothing(calibration, keep)
+    error = reference_of(calibration).error(untouched.weights)
+    return recovered if not error < recovered.error else Recovered(untouched, {**recovered.errors, UNTOUCHED: error})
+
+
+def _refitted(calibration: Calibration, keep: Tensor, progress: Progress, *, is_quick: bool) -> Recovered:
     start = recover_in_one_pass(calibration, keep)
     recovered = Recovered(start, {ONE_PASS: reference_of(calibration).error(start.weights)})
     method, split = sequential_method(calibration), calibration.split
@@ -97,11 +115,11 @@ def _recovered(calibration: Calibration, keep: Tensor, progress: Progress, *, is
     split = split.part(QUICK_IMAGES) if is_quick else split
     with surviving("recovery in sequence", "the network"):
         plan = recover_in_sequence(calibration, split, keep, start, progress, joint_steps=steps)
-        return _better(calibration, recovered, IN_SEQUENCE, _scaled(calibration, plan, keep))
+        return _better(calibration, recovered, IN_SEQUENCE, scaled(calibration, plan, keep))
     return recovered
 
 
-def _scaled(calibration: Calibration, plan: Plan, keep: Tensor) -> Plan:
+def scaled(calibration: Calibration, plan: Plan, keep: Tensor) -> Plan:
     """The plan with the scale of the class scores that errs least, where there is a layer known to make some."""
     head = calibration.cache("head", "class scores", lambda: _scoring_head(calibration))
     if head is None or (gain := reference_of(calibration).gain(plan.weights)) == 1.0:

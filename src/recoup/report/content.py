@@ -18,6 +18,7 @@ from recoup.plan import Recovery
 from recoup.report.formatting import duration
 from recoup.statistics.calibrate import ENOUGH_SAMPLES
 from recoup.surgery.comparison import Proof
+from recoup.training.record import Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,9 @@ class Report:
 
     `method` has the method's name and fields. `held_out` is the output error on held-out images of each recovery that
     was tried; the least was kept. `latency` is there for a budget of time. `constant` names the groups with channels
-    that were constant on the calibration images, `dependent` those with exact combinations of others.
-    `memory` is the peak on a GPU.
+    that were constant on the calibration images, `dependent` those with exact combinations of others. `finetuned` has
+    the epochs of training that came after; all other figures are of the network before it. `memory` is the peak on a
+    GPU.
     """
 
     network: str
@@ -108,6 +110,7 @@ class Report:
     latency: Latency | None = None
     constant: Mapping[str, ConstantChannels] = field(default_factory=dict)
     dependent: Mapping[str, DependentChannels] = field(default_factory=dict)
+    finetuned: tuple[Epoch, ...] = ()
     memory: PeakMemory | None = None
 
     @property
@@ -204,6 +207,15 @@ class Report:
         named = "; ".join(f"{name}: {group.found}" for name, group in self.dependent.items())
         return f"{found} channels were exact combinations of others, {gone} of them are gone ({named})"
 
+    @property
+    def retraining(self) -> str | None:
+        """How long it was fine-tuned and what became of the loss, in a line; None if it was not."""
+        if not self.finetuned:
+            return None
+        first, last = self.finetuned[0], self.finetuned[-1]
+        points = "" if last.accuracy is None else f", accuracy {last.accuracy:.2f} at the end"
+        return f"fine-tuned for {len(self.finetuned)} epochs: loss {first.loss:.4f} -> {last.loss:.4f}{points}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
         data: dict[str, Any] = dataclasses.asdict(self)
@@ -234,7 +246,7 @@ class Report:
         if self.held_out:
             errors = ", ".join(f"{name} {error:.4f}" for name, error in self.held_out.items())
             lines.append(f"output error on held-out images: {errors}")
-        lines += [told for told in (self.constancy, self.dependence) if told is not None]
+        lines += [told for told in (self.constancy, self.dependence, self.retraining) if told is not None]
         if self.memory is not None:
             lines.append(f"peak GPU memory: {self.memory}")
         if self.form is not None:

@@ -48,6 +48,7 @@ def render_page(report: Report) -> str:
         held_out=report.held_out,
         recovery=report.recovery,
         locked=[group for group in report.groups if group.locked],
+        finetuned=report.finetuned,
         seconds=report.seconds,
         memory=report.memory,
         method=report.method,
@@ -55,10 +56,11 @@ def render_page(report: Report) -> str:
 
 
 def _summary(report: Report) -> str:
+    after = "not retrained" if report.retraining is None else f"then {report.retraining}"
     loss = "" if report.score is None else f"; {_points(report.score.drop)}"
     return (
         f"{report.macs_removed:.1%} of the multiply-accumulates and {report.parameters_removed:.1%} of the parameters "
-        f"are gone{loss}. Calibrated on {report.samples:,} samples, not retrained."
+        f"are gone{loss}. Calibrated on {report.samples:,} samples, {after}."
     )
 
 

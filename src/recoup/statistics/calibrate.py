@@ -12,17 +12,27 @@ from torch import Tensor, nn
 
 from recoup.algebra.moments import Moments, sensitivity, squared_slopes
 from recoup.algebra.patches import Window, paired_rows
+from recoup.algebra.selection import looks_at_images
 from recoup.algebra.shrinkage import choose_strength, shrink
 from recoup.channels.groups import Consumer, Structure, named_tensors
 from recoup.config import Method, require_flag, require_method, require_progress
 from recoup.errors import CalibrationError, require_kind
 from recoup.graph.copies import working_copy
-from recoup.inputs.batches import call_checked, check_finite, device_of, numbered_inputs, require_alike, tensors_in
+from recoup.inputs.batches import (
+    Inputs,
+    call_checked,
+    check_finite,
+    device_of,
+    numbered_inputs,
+    require_alike,
+    tensors_in,
+)
 from recoup.inputs.split import Split
 from recoup.inputs.surroundings import undisturbed
 from recoup.progress import Progress, silent
 from recoup.statistics.cache import Cache
 from recoup.statistics.different import DifferentSamples
+from recoup.statistics.kept_images import KeptImages
 from recoup.statistics.observe import Observer
 from recoup.statistics.sums import Pattern, PatternSums, RowSums
 from recoup.tracing.trace import Traced
@@ -86,8 +96,8 @@ class Calibration:
     """A traced model, the split it was calibrated on and the method; statistics of layers, and original parameters.
 
     `samples` were given in all; so many of those that were fitted to are `different`, up to `ENOUGH_SAMPLES`. The
-    outputs may be known to be class scores (`are_scores`). `cache` remembers what later stages compute from these
-    values.
+    outputs may be known to be class scores (`are_scores`). `images` are a few of those that were fitted to, kept where
+    the selector may look at feature maps. `cache` remembers what later stages compute from these values.
     """
 
     traced: Traced
@@ -98,6 +108,7 @@ class Calibration:
     samples: int
     are_scores: bool = False
     different: int = ENOUGH_SAMPLES
+    images: tuple[Inputs, ...] = ()
     cache: Cache = field(default_factory=Cache, init=False, repr=False)
 
     @property
@@ -135,12 +146,14 @@ def calibrate(
     recorders = {c.name: _Recorder(c, traced, tensors, method) for c in watched(traced.structure)}
     observer = Observer({id(tensors[r.consumer.weight]): r.see for r in recorders.values()})
     different = DifferentSamples(ENOUGH_SAMPLES)
-    samples = _run(twin, split, observer, different, progress)
+    kept = KeptImages(length_of_fit(split)) if looks_at_images(method.selector) else None
+    samples = _run(twin, split, observer, different, kept, progress)
     statistics = {name: recorder.statistics() for name, recorder in recorders.items()}
     statistics |= _with_priors(twin, split, statistics, list(recorders.values()), method)
     parameters = {name: tensor.detach() for name, tensor in tensors.items()}
     given = split.size or samples
-    return Calibration(traced, split, method, statistics, parameters, given, are_scores, different.count)
+    images = () if kept is None else kept.images
+    return Calibration(traced, split, method, statistics, parameters, given, are_scores, different.count, images)
 
 
 def _with_priors(
@@ -176,16 +189,29 @@ def watched(structure: Structure) -> list[Consumer]:
     return [consumer for consumer in structure.consumers if consumer.name in names]
 
 
-def _run(model: nn.Module, split: Split, observer: Observer, different: DifferentSamples, progress: Progress) -> int:
+def length_of_fit(split: Split) -> int | None:
+    """The number of batches that are fitted to, where it is known."""
+    return split.stream.length if split.stream is not None else len(split.fit)
+
+
+def _run(
+    model: nn.Module,
+    split: Split,
+    observer: Observer,
+    different: DifferentSamples,
+    kept: KeptImages | None,
+    progress: Progress,
+) -> int:
     """Show the model every batch that is fitted to; how many samples there were."""
-    device, samples = device_of(model), 0
-    length = split.stream.length if split.stream is not None else len(split.fit)
+    device, samples, length = device_of(model), 0, length_of_fit(split)
     for done, (number, batch) in enumerate(split.fitting(), start=1):
         given = numbered_inputs(batch, model, number)
         require_alike(split.first, given, number)
         inputs = given.to(device)
         check_finite(inputs, number)
         different.see(inputs)
+        if kept is not None:
+            kept.see(inputs)
         with torch.no_grad(), observer:
             outputs = call_checked(model, inputs, number)
         _check_outputs(model, outputs, number)

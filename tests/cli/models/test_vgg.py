@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from recoup.cli.models import vgg16_bn, vgg19_bn
+from recoup.cli.models import vgg16_bn, vgg16_fc_bn, vgg19_bn
 
 NORM_KEYS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
@@ -53,3 +53,12 @@ def test_convolutions_have_no_bias_and_keep_the_size():
 
 def test_classes_set_the_last_layer():
     assert vgg16_bn(classes=7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+
+
+def test_three_fully_connected_layers_have_batch_norm_between_them():
+    head = list(vgg16_fc_bn())[-7:]
+    kinds = [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    assert [type(part) for part in head] == kinds
+    # That of VGG-16 and two products of 512 x 512.
+    assert macs(vgg16_fc_bn(), (3, 32, 32)) == 313_201_664 + 2 * 512**2
+    assert vgg16_fc_bn(classes=7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7)

@@ -28,7 +28,7 @@ def forward(problem: Problem) -> Ranking:
     """
     prepared = [_prepare_forward(layer, problem) for layer in problem.layers]
     order, gains, usable = _sweep(prepared, problem, sign=1)
-    left = torch.cat([gains.new_zeros(1), gains.flip(0).cumsum(0)]).flip(0)  # error left after each choice
+    left = _error_left(gains)
     if problem.ridge > 0:
         return _ranking(problem, order, left)
     never = ~(usable & _varies(problem)[order])  # none of them adds to the gains, so their order is free
@@ -38,14 +38,29 @@ def forward(problem: Problem) -> Ranking:
 
 def backward(problem: Problem) -> Ranking:
     """Shrink the kept set by the channel whose loss compensation repairs best."""
-    prepared = [_prepare_backward(layer, problem) for layer in problem.layers]
+    prepared = [prepare_backward(layer, problem) for layer in problem.layers]
     order, costs, _ = _sweep(prepared, problem, sign=-1)
     lost = torch.cat([costs.new_zeros(1), costs.cumsum(0)])
     return _ranking(problem, order.flip(0), lost.flip(0))
 
 
-def _sweep(prepared: list[tuple[Elimination, float]], problem: Problem, *, sign: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Free channels in the order they were taken (largest `sign` · score first), and the score of each.
+def loss_along(problem: Problem, order: Tensor) -> Tensor:
+    """The loss (width + 1,) at every width when channels are kept in a given order, as `Ranking.loss` has it.
+
+    One forward recursion along the order, whoever it comes from: the work of `forward`.
+    """
+    prepared = [_prepare_forward(layer, problem) for layer in problem.layers]
+    free = order[problem.free[order]]
+    free, gains, _ = _sweep(prepared, problem, sign=1, given=free)
+    loss = _ranking(problem, free, _error_left(gains)).loss
+    assert loss is not None
+    return loss
+
+
+def _sweep(
+    prepared: list[tuple[Elimination, float]], problem: Problem, *, sign: int, given: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Free channels in the order they were taken (largest `sign` · score first, or as given), and the score of each.
 
     The last says of each whether a layer could use it.
     """
@@ -62,7 +77,8 @@ def _sweep(prepared: list[tuple[Elimination, float]], problem: Problem, *, sign:
         usable = scores.isfinite()
         total = torch.where(usable, scores, 0).sum(dim=0)
         value = torch.where(usable.any(dim=0), sign * total, UNUSABLE)
-        channel = torch.where(undecided, value, -torch.inf).argmax(dim=0, keepdim=True)
+        best = torch.where(undecided, value, -torch.inf).argmax(dim=0, keepdim=True)
+        channel = best if given is None else given.index_select(0, place)
         order.index_copy_(0, place, channel)
         taken.index_copy_(0, place, total.index_select(0, channel))
         used.index_copy_(0, place, usable.any(dim=0).index_select(0, channel))
@@ -79,6 +95,11 @@ def _sweep(prepared: list[tuple[Elimination, float]], problem: Problem, *, sign:
     return order, taken, used
 
 
+def _error_left(gains: Tensor) -> Tensor:
+    """The error after each choice, the first of them none."""
+    return torch.cat([gains.new_zeros(1), gains.flip(0).cumsum(0)]).flip(0)
+
+
 def _prepare_forward(layer: Layer, problem: Problem) -> tuple[Elimination, float]:
     G, _ = add_ridge(layer.covariance, problem.ridge)
     W = narrow_factor(layer.weight)
@@ -88,7 +109,8 @@ def _prepare_forward(layer: Layer, problem: Problem) -> tuple[Elimination, float
     return elimination, _scale(layer)
 
 
-def _prepare_backward(layer: Layer, problem: Problem) -> tuple[Elimination, float]:
+def prepare_backward(layer: Layer, problem: Problem) -> tuple[Elimination, float]:
+    """The recursion that loses channels of a layer, before the first is lost, and the scale of its costs."""
     rows = live_rows(layer.covariance).nonzero().squeeze(1)
     if not rows.numel():  # without a row that varies there is no precision, and nothing is lost or gained
         return _prepare_forward(layer, problem)

@@ -1,22 +1,31 @@
-"""Selectors that look at weights alone or at nothing, to compare with."""
+"""Selectors that look at weights alone or at nothing, to compare with.
+
+    w_c   weights that make channel c     (f,)
+
+    l1:  score_c = Σ |w_c|      l2:  score_c = (Σ w_c²)^½
+
+Li et al., "Pruning filters for efficient ConvNets" (arXiv 1608.08710), compare both. All that makes a channel counts:
+a channel of a residual stream has the filters of all its producers.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from recoup.algebra.selection.problem import Problem, Ranking
+from recoup.algebra.selection.problem import Problem, Ranking, by_score
+
+
+def l1(problem: Problem) -> Ranking:
+    """Largest sum of absolute producing weights first."""
+    return by_score(problem, problem.filters.double().abs().sum(dim=1))
 
 
 def l2(problem: Problem) -> Ranking:
     """Largest Euclidean norm of the producing weights first."""
-    return _by_score(problem, problem.filters.double().norm(dim=1))
+    return by_score(problem, problem.filters.double().norm(dim=1))
 
 
 def random(problem: Problem) -> Ranking:
     """An order drawn from `problem.seed`."""
     generator = torch.Generator().manual_seed(problem.seed)
-    return _by_score(problem, torch.rand(problem.width, generator=generator, dtype=torch.float64).to(problem.device))
-
-
-def _by_score(problem: Problem, score: torch.Tensor) -> Ranking:
-    return Ranking(torch.where(problem.free, score, torch.inf).argsort(descending=True, stable=True))
+    return by_score(problem, torch.rand(problem.width, generator=generator, dtype=torch.float64).to(problem.device))

@@ -8,20 +8,35 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from recoup.algebra.selection.evidence import Evidence
+from recoup.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     """One layer that reads the channels in question.
 
     `covariance` G (d, d) of its inputs, `weight` W (d, N), and `channel_of` (d,): the channel each row belongs to,
-    or -1 for a row that stays whatever is chosen. Errors are relative to `scale`: the variance of the layer's own
-    output, unless it is a part of a larger one and counts beside the others.
+    or -1 for a row that stays whatever is chosen. `mean` (d,) of its inputs, where the covariance does not contain it.
+    Errors are relative to `scale`: the variance of the layer's own output, unless it is a part of a larger one and
+    counts beside the others.
     """
 
     covariance: Tensor
     weight: Tensor
     channel_of: Tensor
+    mean: Tensor | None = None
     scale: float | None = None
+
+    @property
+    def second_moments(self) -> Tensor:
+        """E[a a^T] of its inputs (d, d); the covariance where there is no mean."""
+        return self.covariance if self.mean is None else self.covariance + torch.outer(self.mean, self.mean)
+
+    def reads(self, width: int) -> Tensor:
+        """Which of `width` channels the layer reads, a bool mask (width,)."""
+        every = torch.arange(width, device=self.channel_of.device)
+        return torch.isin(every, self.channel_of)
 
 
 def output_variance(layer: Layer) -> float:
@@ -35,6 +50,7 @@ class Problem:
 
     Channels where `free` (width,) is false stay in any case. `filters` (width, f) are the weights that produce each
     channel, as they are, for selectors that look at nothing else. `ridge` is relative to each layer's mean variance.
+    `evidence` measures on request what else a selector looks at; a problem made by hand may do without.
     """
 
     width: int
@@ -43,11 +59,21 @@ class Problem:
     filters: Tensor
     ridge: float
     seed: int = 0
+    evidence: Evidence | None = None
 
     @property
     def device(self) -> torch.device:
         """Where the matrices live."""
         return self.free.device
+
+    def evidence_for(self, selector: str, what: str) -> Evidence:
+        """The evidence, or an error that names the selector and what it misses."""
+        if self.evidence is None:
+            raise UsageError(
+                f"{selector} looks at {what}, which this problem does not have. Let recoup.rank or recoup.prune make "
+                "it, give the Problem an `evidence`, or choose a selector that needs none, such as 'backward'."
+            )
+        return self.evidence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,3 +96,8 @@ class Selector(Protocol):
     def __call__(self, problem: Problem, /) -> Ranking | Tensor:
         """Rank the channels of `problem`."""
         ...
+
+
+def by_score(problem: Problem, score: Tensor) -> Ranking:
+    """The ranking by a score (width,), the largest first, and behind the channels that stay; ties as they come."""
+    return Ranking(torch.where(problem.free, score, torch.inf).argsort(descending=True, stable=True))

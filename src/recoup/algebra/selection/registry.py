@@ -8,14 +8,30 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from recoup.algebra.selection.batch_norm_scale import bn_scale
+from recoup.algebra.selection.feature_rank import hrank
+from recoup.algebra.selection.geometric_median import fpgm
 from recoup.algebra.selection.greedy import backward, forward
-from recoup.algebra.selection.magnitude import l2, random
+from recoup.algebra.selection.lasso import lasso
+from recoup.algebra.selection.lookahead import lookahead
+from recoup.algebra.selection.magnitude import l1, l2, random
+from recoup.algebra.selection.obs import obs
 from recoup.algebra.selection.problem import Problem, Ranking, Selector
+from recoup.algebra.selection.propagated import nisp, synflow
+from recoup.algebra.selection.taylor import taylor
+from recoup.algebra.selection.thinet import thinet
+from recoup.algebra.selection.zeros import apoz
 from recoup.errors import IllConditionedError, RecoupError, UsageError, shown, told, unknown_name
 
 SELECTORS: Mapping[str, Selector] = MappingProxyType(
-    {"forward": forward, "backward": backward, "l2": l2, "random": random}
-)
+    {
+        "forward": forward, "backward": backward, "l1": l1, "l2": l2, "random": random, "fpgm": fpgm, "taylor": taylor,
+        "hrank": hrank, "apoz": apoz, "bn-scale": bn_scale, "thinet": thinet, "lasso": lasso, "nisp": nisp,
+        "synflow": synflow, "obs": obs, "lookahead": lookahead,
+    }
+)  # fmt: skip
+# Those that look at images: calibration keeps some for them, and for functions of the user's own.
+LOOK_AT_IMAGES = (taylor, hrank, apoz)
 
 
 def find_selector(selector: str | Selector) -> Selector:
@@ -27,12 +43,18 @@ def find_selector(selector: str | Selector) -> Selector:
     return SELECTORS[selector]
 
 
+def looks_at_images(selector: str | Selector) -> bool:
+    """Whether a selector may ask for feature maps or gradients: some do, and nobody knows of a user's own."""
+    found = find_selector(selector)
+    return found in LOOK_AT_IMAGES or found not in SELECTORS.values()
+
+
 def ask(problem: Problem, selector: str | Selector, name: str) -> Ranking:
     """What `selector` says of `problem`, checked to be a ranking of all its channels; `name` is for the message."""
     try:
         answer = find_selector(selector)(problem)
-    except IllConditionedError as error:
-        raise IllConditionedError(f"{name}: {error}") from error
+    except (IllConditionedError, UsageError) as error:
+        raise type(error)(f"{name}: {error}") from error
     except RecoupError:
         raise
     except Exception as error:  # user code

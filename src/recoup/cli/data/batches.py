@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import torch
@@ -113,6 +113,29 @@ class RowBatches:
         for rows in torch.split(self.rows, self.batch_size):
             images = self.source.images(rows)
             yield images if labels is None else (images, labels[rows])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reshuffled:
+    """Whole batches of the same images in another order every time, which torch's generator decides.
+
+    The few images that are left over wait for another epoch.
+    """
+
+    given: RowBatches
+
+    def __len__(self) -> int:
+        return max(1, self.given.count // self.given.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        whole = min(self.given.count, len(self) * self.given.batch_size)
+        rows = self.given.rows[torch.randperm(self.given.count)[:whole]]
+        yield from replace(self.given, rows=rows)
+
+
+def reshuffled(data: Data) -> Iterable[Batch]:
+    """The data in another order every time it is read; what a factory gives comes in its own order."""
+    return Reshuffled(data) if isinstance(data, RowBatches) else data
 
 
 def draw(source: Source, *, batch_size: int, limit: int | None, seed: int) -> RowBatches:

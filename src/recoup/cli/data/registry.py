@@ -9,13 +9,15 @@ from recoup.cli.data.batches import Data, Source, draw
 from recoup.cli.data.cifar import open_cifar
 from recoup.cli.data.digits import open_digits
 from recoup.cli.data.folder import open_folder
+from recoup.cli.data.imagenet import open_imagenet
 from recoup.cli.data.imported import open_imported
 from recoup.cli.data.noise import open_noise
 from recoup.cli.data.spec import DataSpec, parse_spec
+from recoup.cli.data.voc import open_voc
 from recoup.cli.input_spec import InputSpec
 from recoup.errors import UsageError
 
-KINDS = ("cifar10", "cifar100", "folder", "digits", "noise")
+KINDS = ("cifar10", "cifar100", "imagenet", "voc", "folder", "digits", "noise")
 """The kinds of data known by name."""
 
 
@@ -24,6 +26,7 @@ def open_data(spec: str, input: InputSpec, *, batch_size: int = 250, limit: int 
 
     Args:
         spec: `cifar10:DIR`, `cifar100:DIR` (with `@train`, `@test`, `@calibration` or `@validation`; test if not said),
+            `imagenet:DIR` (the same splits), `voc:DIR` (with `@train`, `@val` or `@trainval`, the default),
             `folder:DIR`, `digits` (with `@train`, `@validation` or `@test`; all if not said), `noise`, `noise:N`,
             `package.module:factory` or `path/file.py:factory`.
         input: the shape and normalisation of the model; batches of a factory are passed on untouched.
@@ -62,6 +65,10 @@ def _open_source(spec: DataSpec, input: InputSpec, seed: int) -> Source:
     match spec.kind:
         case "cifar10" | "cifar100":
             return open_cifar(spec, input)
+        case "imagenet":
+            return open_imagenet(spec, input)
+        case "voc":
+            return open_voc(spec, input)
         case "folder":
             return open_folder(spec, input)
         case "digits":
@@ -77,6 +84,6 @@ def _unknown(spec: str) -> UsageError:
     else:
         hint = f"Did you mean '{close[0]}'? " if close else ""
     return UsageError(
-        f"There is no data called '{spec}'. {hint}Data is named cifar10:DIR, cifar100:DIR, folder:DIR, digits, noise, "
-        "package.module:factory or path/file.py:factory."
+        f"There is no data called '{spec}'. {hint}Data is named cifar10:DIR, cifar100:DIR, imagenet:DIR, voc:DIR, "
+        "folder:DIR, digits, noise, package.module:factory or path/file.py:factory."
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from recoup.errors import UsageError
 
-SPLIT_KINDS = frozenset({"cifar10", "cifar100", "digits"})
+SPLIT_KINDS = frozenset({"cifar10", "cifar100", "digits", "imagenet", "voc"})
 """Kinds whose text may end in `@split`; elsewhere an @ belongs to the folder's name."""
 
 

@@ -18,9 +18,10 @@ from torch import nn
 
 from recoup.cli.importing import call_factory, import_library
 from recoup.cli.input_spec import CIFAR, IMAGENET, InputSpec, unnormalised
+from recoup.cli.models.bottleneck import resnet50
 from recoup.cli.models.digits import demo_network, digits_resnet
 from recoup.cli.models.resnet import resnet20, resnet56
-from recoup.cli.models.vgg import vgg16_bn, vgg19_bn
+from recoup.cli.models.vgg import vgg16_bn, vgg16_fc_bn, vgg19_bn
 from recoup.cli.models.weights import load_weights
 from recoup.errors import ModelError, UsageError
 
@@ -81,9 +82,11 @@ _CIFAR_RESNET = InputSpec(CIFAR.shape, IMAGENET.mean, IMAGENET.std)
 
 _OWN = {
     "vgg16_bn": _Own(vgg16_bn, CIFAR),
+    "vgg16_fc_bn": _Own(vgg16_fc_bn, CIFAR),
     "vgg19_bn": _Own(vgg19_bn, CIFAR),
     "resnet20": _Own(resnet20, _CIFAR_RESNET),
     "resnet56": _Own(resnet56, _CIFAR_RESNET),
+    "resnet50": _Own(resnet50, CIFAR),
     "digits": _Own(digits_resnet, unnormalised((1, 8, 8))),
     "demo": _Own(demo_network, unnormalised((1, 8, 8))),
 }

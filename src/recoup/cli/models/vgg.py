@@ -1,4 +1,4 @@
-"""VGG-16 and VGG-19 with batch normalisation in their CIFAR form: one flat `nn.Sequential` and a single linear layer.
+"""VGG-16 and VGG-19 with batch norm in CIFAR form: one flat `nn.Sequential` that ends in one linear layer or three.
 
 Every width stands for conv3x3 without bias, batch norm and ReLU; `POOL` halves the image. State-dict keys are the
 indices of the `Sequential`.
@@ -30,8 +30,15 @@ def vgg19_bn(classes: int = 10) -> nn.Sequential:
     return _vgg(VGG19_WIDTHS, classes)
 
 
-def _vgg(widths: tuple[int, ...], classes: int) -> nn.Sequential:
-    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
+def vgg16_fc_bn(classes: int = 10) -> nn.Sequential:
+    """VGG-16 with three fully connected layers, all but the last with batch norm, with fresh weights."""
+    return _vgg(VGG16_WIDTHS, classes, hidden=2)
+
+
+def _vgg(widths: tuple[int, ...], classes: int, hidden: int = 0) -> nn.Sequential:
+    width = widths[-1]
+    inner = [part for _ in range(hidden) for part in (nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU())]
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), *inner, nn.Linear(width, classes))
     return nn.Sequential(*_features(widths), *head)
 
 

@@ -1,0 +1,11 @@
+"""Blocks of pages that are made from measurements: what stands between `<!-- name -->` and `<!-- end -->`."""
+
+from __future__ import annotations
+
+import re
+
+
+def replace_table(text: str, name: str, table_text: str) -> str:
+    """Put a table between the comments `<!-- name -->` and `<!-- end -->`."""
+    pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+    return pattern.sub(lambda match: f"{match[1]}{table_text}\n{match[2]}", text)

@@ -1,0 +1,4 @@
+from benchmarks.paper.command import main
+
+if __name__ == "__main__":
+    main()

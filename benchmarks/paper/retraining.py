@@ -1,0 +1,240 @@
+"""Retraining: what labels and epochs add to every selector and recovery, and what Torch-Pruning makes of them.
+
+Varies selector, recovery and epochs at one share of the MACs, every group cut alike; beside them `Best` with widths of
+its own, and Torch-Pruning 1.6.1 with batch norms estimated again, each with the same epochs. The question: what does
+one get from the same minute of GPU time? Accuracy over seconds, all stages counted.
+
+Torch-Pruning is left out where it is not installed (`pip install --no-deps torch-pruning==1.6.1`).
+
+Asserts: at 0 epochs compensation beats none; the most epochs lose no more than a point against none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from matplotlib.figure import Figure
+from torch import nn
+
+import recoup
+from benchmarks.baselines import count_macs, prune_with_torch_pruning, reestimated
+from benchmarks.paper.cases import BEST, Case, Outcome, Row, average, grouped, markdown, measured, shown
+from benchmarks.paper.checks import require
+from benchmarks.paper.drawing import INK, colour, marker, panels
+from benchmarks.paper.experiment import Experiment, Options
+from benchmarks.paper.opening import at_hand
+from benchmarks.paper.recoveries import NONE, ONE_PASS, recovered, recoveries_of
+from benchmarks.paper.selectors import CAP, selectors_of
+from benchmarks.paper.training import trained
+from benchmarks.paper.workbench import Clock, Sample, finished, with_sizes
+from recoup.errors import ModelError, VerificationError
+
+GRID, TORCH_PRUNING = "uniform", "torch-pruning"
+EPOCHS, KEPT = (0, 1, 10, 100), 0.4
+# Seconds of GPU time within which families are compared.
+MOMENTS = (15.0, 60.0, 300.0)
+# Points below the original that the figure reaches down to; the table has what lies below.
+DRAWN = 15.0
+# Points that a test accuracy may fall by chance.
+NOISE = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """A smaller network before retraining, its outcome but for what is measured of it, and its clock."""
+
+    model: nn.Module
+    sizes: Outcome
+    clock: Clock
+
+
+def cases(options: Options) -> list[Case]:
+    """The grid, then `Best` and Torch-Pruning; few epochs come first."""
+    kept = options.kept or KEPT
+    ours = [
+        Case("", GRID, 0, kept=kept, selector=selector, recovery=recovery)
+        for selector in (("forward", "l2") if options.smoke and not options.selectors else selectors_of(options))
+        for recovery in recoveries_of(options)
+    ]
+    others = [Case("", BEST, 0, kept=kept)]
+    if importlib.util.find_spec("torch_pruning") is None:
+        print("retraining: torch-pruning is not installed and left out", file=sys.stderr)
+    else:
+        others += [Case("", TORCH_PRUNING, 0, kept=kept, recovery=each) for each in (NONE, "batch-norm")]
+    return [
+        replace(case, network=network, seed=seed, epochs=epochs)
+        for network in at_hand(("vgg16",), options)
+        for epochs in options.epochs or ((0, 2) if options.smoke else EPOCHS)
+        for seed in range(options.seeds or 1)
+        for case in (*ours, *others)
+    ]
+
+
+def measure(sample: Sample, case: Case, options: Options) -> Outcome:  # noqa: ARG001 - every measure takes them
+    """The smaller network of the case after its epochs."""
+    assert case.epochs is not None
+    subject, start = sample.subject, sample.once(replace(case, epochs=None), lambda: start_of(sample, case))
+    clock, epochs, model = start.clock.copy(), case.epochs, start.model
+    if epochs:
+        batches = sample.once("training", subject.training)
+        model = clock("training", lambda: trained(start.model, batches, epochs, seed=case.seed)).model
+    made, sizes = subject.outcome(model, clock.seconds, clock.memory), start.sizes
+    return replace(made, removed=sizes.removed, flops_removed=sizes.flops_removed, sparsity=sizes.sparsity)
+
+
+def start_of(sample: Sample, case: Case) -> Start:
+    """The network that a case begins with."""
+    made: dict[str, Callable[[Sample, Case], Start]] = {
+        GRID: cut_alike, BEST: cut_by_default, TORCH_PRUNING: cut_by_torch_pruning,
+    }  # fmt: skip
+    return made[case.method](sample, case)
+
+
+def cut_alike(sample: Sample, case: Case) -> Start:
+    """The same share of every group by the case's selector, then the case's recovery."""
+    ranked = sample.ranked(recoup.Paper(selector=case.selector, seed=case.seed))
+    clock = ranked.clock
+    found = clock("search", lambda: recoup.allocate(ranked.seen, ranked.rankings, goal_of(case)))
+    smaller = recovered(sample, ranked, found.keep, case.recovery, clock)
+    return Start(smaller, with_sizes(Outcome(), ranked.seen, found.keep), clock)
+
+
+def cut_by_default(sample: Sample, case: Case) -> Start:
+    """`Best`, which measures what every group may lose and refits in sequence."""
+    ranked = sample.ranked(recoup.Best(seed=case.seed))
+    clock = ranked.clock
+    found = clock("search", lambda: recoup.allocate(ranked.seen, ranked.rankings, goal_of(case)))
+    smaller = clock("recovery", lambda: finished(ranked.seen, found))
+    return Start(smaller, with_sizes(Outcome(), ranked.seen, found.keep), clock)
+
+
+def cut_by_torch_pruning(sample: Sample, case: Case) -> Start:
+    """What a user of Torch-Pruning gets, as it is or with batch norms estimated again.
+
+    Raises:
+        VerificationError: the library broke the network.
+    """
+    assert case.kept is not None
+    kept, clock, subject = case.kept, Clock(), sample.subject
+    example = subject.splits["validation"][0][0][:1]
+    last = [name for name, module in subject.model.named_modules() if isinstance(module, nn.Linear)][-1]
+    try:
+        smaller = clock("search", lambda: prune_with_torch_pruning(subject.model, example, kept, ignored=last))
+        if case.recovery != NONE:
+            smaller = clock("recovery", lambda: reestimated(smaller, sample.batches))
+        macs = [count_macs(each, example) for each in (subject.model, smaller)]
+    except ModelError:
+        raise
+    except Exception as error:  # a library that breaks the network may raise anything
+        raise VerificationError(f"{type(error).__name__}: {str(error)[:200]}") from error
+    return Start(smaller, Outcome(removed=100 * (1 - macs[1] / macs[0])), clock)
+
+
+def goal_of(case: Case) -> recoup.Goal:
+    """The share of the MACs to keep."""
+    return recoup.Goal(budget=recoup.Budget(macs=case.kept))
+
+
+def name_of(case: Case) -> str:
+    """What a case is called, whatever its epochs."""
+    if case.method == GRID:
+        return f"{case.selector}, {case.recovery}"
+    if case.method == BEST:
+        return "Best"
+    return "Torch-Pruning" + ("" if case.recovery == NONE else f", {case.recovery}")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Accuracy and seconds by epochs, then what every family reaches within some moments."""
+    epochs = sorted({row.case.epochs or 0 for row in rows})
+    lines = []
+    for mine in grouped(rows, lambda case: (case.network, case.kept, name_of(case))):
+        case, cells = mine[0].case, []
+        for each in epochs:
+            found = [row for row in mine if row.case.epochs == each]
+            seconds = f" ({average(found, 'seconds'):.1f} s)" if measured(found) else ""
+            cells.append(f"{shown(found, 'top1')}{seconds}")
+        lines.append([f"{case.network}{base_of(mine)}", f"{case.kept:.0%}", name_of(case), *cells])
+    head = ("network (top-1)", "MACs kept", "selector, recovery", *(f"{each} epochs" for each in epochs))
+    return f"{markdown(head, lines)}\n\n{table_of_moments(rows)}"
+
+
+def base_of(rows: Sequence[Row]) -> str:
+    """The accuracy of the original, in brackets, where a row knows it."""
+    return f" ({average(rows, 'base'):.2f})" if measured(rows) else ""
+
+
+def table_of_moments(rows: Sequence[Row]) -> str:
+    """The test accuracy of what validation images would choose among all that is done in time."""
+    lines = []
+    for name, mine in families(measured(rows)).items():
+        cells = []
+        for moment in MOMENTS:
+            done = [row for row in mine if row.outcome.seconds <= moment]
+            best = min(done, key=lambda row: row.outcome.validation_drop or 0.0, default=None)
+            cells.append(f"{best.outcome.top1:.2f} ({name_of(best.case)}, {best.case.epochs})" if best else "-")
+        lines.append([name, *cells])
+    return markdown(("top-1 on test, chosen on validation", *(f"within {moment:.0f} s" for moment in MOMENTS)), lines)
+
+
+def families(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """The rows by what a user does: prunes with Recoup, also retrains, or takes Torch-Pruning and retrains."""
+    found: dict[str, list[Row]] = {
+        "Recoup": [], "Recoup + fine-tuning": [], "Torch-Pruning": [], "Torch-Pruning + fine-tuning": [],
+    }  # fmt: skip
+    for row in rows:
+        tool = "Torch-Pruning" if row.case.method == TORCH_PRUNING else "Recoup"
+        found[f"{tool} + fine-tuning" if row.case.epochs else tool].append(row)
+    return {name: mine for name, mine in found.items() if mine}
+
+
+def is_drawn(case: Case) -> bool:
+    """Whether a line of the grid is in the figure: compensation with the paper's selectors, and no recovery at all."""
+    drawn = {*((selector, ONE_PASS) for selector in CAP), ("l2", NONE)}
+    return case.method != GRID or (case.selector, case.recovery) in drawn
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """Test accuracy over seconds of all stages, a line over the epochs for every way."""
+    networks = grouped(measured(rows), lambda case: case.network)
+    figure, axes = panels(len(networks), columns=1, height=4.2)
+    for panel, mine in zip(axes, networks, strict=True):
+        ways = grouped([row for row in mine if is_drawn(row.case)], name_of)
+        for place, way in enumerate(ways):
+            at = sorted(grouped(way, lambda case: case.epochs), key=lambda group: group[0].case.epochs or 0)
+            seconds, top1 = ([average(group, of) for group in at] for of in ("seconds", "top1"))
+            label = f"{name_of(way[0].case)} + fine-tuning"
+            panel.plot(seconds, top1, f"{marker(place)}-", color=colour(place), label=label, markersize=5)
+            for group, x, y in zip(at, seconds, top1, strict=True):
+                epochs = str(group[0].case.epochs)
+                panel.annotate(epochs, (x, y), fontsize=6, xytext=(3, -7), textcoords="offset points")
+        base = average(mine, "base")
+        panel.set_ylim(base - DRAWN, base + 1)
+        panel.axhline(base, color=INK, linewidth=0.6, linestyle=":", label="original")
+        panel.axvline(60, color=INK, linewidth=0.6)
+        panel.set(xlabel=f"seconds ({mine[0].stamp.machine}), numbers are epochs", ylabel="top-1 on test", xscale="log")
+        panel.set_title(f"{mine[0].case.network}, {mine[0].case.kept:.0%} of the MACs kept; the line is a minute")
+        panel.legend(loc="lower right")
+    return figure
+
+
+def check(rows: Sequence[Row]) -> None:
+    for mine in grouped(measured(rows), lambda case: (case.network, case.kept, name_of(case))):
+        by_epochs = {group[0].case.epochs or 0: average(group, "top1") for group in grouped(mine, lambda c: c.epochs)}
+        most = max(by_epochs)
+        if 0 in by_epochs and most:
+            before, after = by_epochs[0], by_epochs[most]
+            require(after >= before - NOISE, f"{name_of(mine[0].case)}: {most} epochs take {before:.2f} to {after:.2f}")
+    for mine in grouped(measured(rows, method=GRID, epochs=0), lambda case: (case.network, case.selector)):
+        plain, compensated = (measured(mine, recovery=name) for name in (NONE, ONE_PASS))
+        if plain and compensated:
+            less, more = average(plain, "top1"), average(compensated, "top1")
+            require(more > less, f"{mine[0].case.selector}: {more:.2f} with compensation, {less:.2f} without")
+
+
+EXPERIMENT = Experiment(
+    "retraining", "Accuracy over seconds, with and without retraining", cases, table, draw, check, measure
+)

@@ -1,0 +1,134 @@
+"""The frame: rows are stored as they come, a second run goes on, and what fails is told."""
+
+import json
+import queue
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("matplotlib")
+from benchmarks.paper.cases import Case, Outcome, Row
+from benchmarks.paper.command import command_of, main, parse
+from benchmarks.paper.experiment import run, together
+from benchmarks.paper.opening import at_hand, weights_of
+
+from benchmarks.paper import experiment, table2
+from recoup.errors import BudgetError, ModelError, UsageError
+from tests.benchmarks.paper.rows import STAMP, row
+
+CASES = [Case("small-vgg", seed=seed, tolerance=tolerance) for seed in (0, 1) for tolerance in (1.0, 2.0)]
+
+
+class StoppedError(Exception):
+    """Somebody pressed a key."""
+
+
+@pytest.fixture
+def options(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "sample_of", lambda case, options: None)
+    return parse(["table2", "--smoke", "--out", str(tmp_path)])
+
+
+def measuring(measure, cases=CASES):
+    return replace(table2.EXPERIMENT, cases=lambda options: cases, measure=measure)
+
+
+def test_a_second_run_goes_on_where_the_first_stopped(options):
+    done = []
+
+    def measure(sample, case, options):
+        if len(done) == 2:
+            raise StoppedError
+        done.append(case)
+        return row(case).outcome
+
+    with pytest.raises(StoppedError):
+        run(measuring(measure), options)
+    stored = json.loads((options.out / "table2.json").read_text())["rows"]
+    assert [each["case"]["seed"] for each in stored] == [0, 0] and len(done) == 2
+    made = run(measuring(lambda sample, case, options: done.append(case) or row(case).outcome), options)
+    assert done == CASES and {each.case for each in made} == set(CASES) and len(made) == len(CASES)
+    assert made[0].stamp.machine == "CPU" and set(made[0].stamp.versions) == {"recoup", "torch", "python"}
+    assert (options.docs / "paper" / "table2.svg").exists()
+
+
+def test_rows_that_are_stored_are_shown_and_not_made(options):
+    run(measuring(lambda sample, case, options: row(case).outcome), options)
+    options.table = True
+    assert len(run(measuring(None), options)) == len(CASES)
+
+
+def test_rows_of_other_settings_are_not_mixed(options):
+    run(measuring(lambda sample, case, options: row(case).outcome), options)
+    options.images = 7
+    with pytest.raises(UsageError, match="were made with"):
+        run(measuring(None), options)
+
+
+def test_what_is_out_of_reach_is_a_row_and_what_is_not_installed_is_none(options, capsys):
+    def measure(sample, case, options):
+        raise BudgetError("out of reach") if case.seed else ModelError("not installed")
+
+    made = run(measuring(measure, CASES[1:3]), options)
+    assert [(each.case, each.outcome) for each in made] == [(CASES[2], Outcome(note="out of reach"))]
+    assert "skipped, not installed" in capsys.readouterr().err
+
+
+def test_cases_that_share_a_ranking_stay_together():
+    cases = [Case("n", selector=each, tolerance=t) for t in (1.0, 2.0) for each in ("l2", "random")]
+    assert together(cases) == [[cases[0], cases[2]], [cases[1], cases[3]]]
+
+
+def test_rows_of_processes_come_as_they_are_made_and_a_failure_is_raised():
+    made, good, bad = queue.Queue(), Future(), Future()
+    first = Row(CASES[0], Outcome(), STAMP)
+    made.put(first)
+    good.set_result(None)
+    assert list(experiment._received(made, [good])) == [first]
+    bad.set_exception(MemoryError("full"))
+    with pytest.raises(MemoryError, match="full"):
+        list(experiment._received(made, [good, bad]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["table9"], "invalid choice: 'table9'"),
+        (["table2"], "--cifar or --imagenet must be said; --smoke needs neither"),
+        (["table2", "--smoke", "--networks", "vgg16"], "there is no vgg16; known are small-vgg"),
+        (["fig5", "--smoke", "--selectors", "best"], "invalid choice: 'best'"),
+        (["table1", "--smoke", "--weights", "file.pt"], "file.pt is not NETWORK=FILE with one of vgg16"),
+        (["table1", "--smoke", "--jobs", "0"], "--jobs must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(words, message, capsys, monkeypatch):
+    monkeypatch.delenv("RECOUP_CIFAR10", raising=False)
+    with pytest.raises(SystemExit):
+        parse(words)
+    assert message in capsys.readouterr().err
+
+
+def test_a_network_that_was_asked_for_must_be_there(tmp_path):
+    given = parse(["table1", "--cifar", "x", "--checkpoints", str(tmp_path), "--networks", "resnet50"])
+    with pytest.raises(UsageError, match="no weights or images for resnet50"):
+        at_hand(("resnet50",), given)
+    given.networks = None
+    assert at_hand(("resnet50", "resnet50-imagenet"), given) == []
+    (tmp_path / "resnet50_cifar10.safetensors").touch()
+    assert at_hand(("resnet50", "resnet50-imagenet"), given) == ["resnet50"]
+    given.weights = {"resnet50": "other.pt"}
+    assert str(weights_of("resnet50", given)) == "other.pt"
+
+
+def test_a_recorded_command_has_nobodys_places():
+    words = ["all", "--cifar", "/home/me/cifar", "--out=/tmp/x", "--jobs", "3", "--weights", "vgg19=/home/me/w.pt"]
+    assert command_of("fig4", words) == "python -m benchmarks.paper fig4 --cifar DIR --out DIR --weights vgg19=FILE"
+
+
+def test_a_lost_meaning_makes_the_command_fail(options, tmp_path, monkeypatch, capsys):
+    broken = measuring(lambda sample, case, options: row(case, validation_drop=5.0).outcome)
+    monkeypatch.setattr("benchmarks.paper.command.EXPERIMENTS", {"table2": broken})
+    with pytest.raises(SystemExit, match="failed: table2"):
+        main(["table2", "--smoke", "--out", str(tmp_path)])
+    assert "table2 does not mean what it should" in capsys.readouterr().err

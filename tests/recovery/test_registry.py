@@ -1,0 +1,301 @@
+"""Recoveries by name: each against what it should be by hand, on every wiring, and through every later stage."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from benchmarks.baselines import plan_without_refit
+from torch import nn
+
+import recoup
+from recoup.channels.groups import named_tensors
+from recoup.errors import CalibrationError, UsageError
+from recoup.recovery.registry import ONE_PASS_FAMILY, RECOVERIES, REFINE_SECONDS
+from recoup.recovery.sequential import recover_in_sequence
+from recoup.surgery.apply import masked
+from tests.recovery.bench import fast
+from tests.test_laws import draw_keep
+from tests.zoo import ZOO, seeded
+
+DOCS = Path(__file__).parents[2] / "docs"
+EVERY = recoup.Paper(weighting="none", positions=None)
+FAMILY = ("none", "mean-shift", "batch-norm", "one-pass", "rescale")
+# Every group of these small networks may be cut, whatever the paper spares.
+EVERYWHERE = {"unit": "layer", "classifier": True}
+WITH_BATCH_NORM = ("residual", "depthwise", "concat", "shared", "one-dim", "fixed")
+
+
+def calibrated(model, batch, method=EVERY):
+    batches = batch if isinstance(batch, list) else [batch]
+    split = recoup.split(model, batches, held_out=method.holds_out)
+    return recoup.calibrate(recoup.trace(model, batches[0]), split, method)
+
+
+def of_the_zoo(name, method=EVERY):
+    model, batch = ZOO[name].build(), ZOO[name].batch(48)
+    calibration = calibrated(model, [batch], method)
+    return model, batch, calibration, draw_keep(calibration.structure, 3)
+
+
+class Pair(nn.Module):
+    """Two linear layers with nothing between: what the second reads can be written down."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 6), nn.Linear(6, 3, bias=False)
+
+    def forward(self, x):
+        return self.b(self.a(x).relu())
+
+
+def pair():
+    with seeded(0):
+        model = Pair().double().eval()
+        x = torch.randn(200, 5, dtype=torch.float64)
+    keep = torch.tensor([True, False, True, True, False, False])
+    with torch.no_grad():
+        hidden = model.a(x).relu()
+    return model, x, hidden, keep
+
+
+def recovered_outputs(name):
+    model, x, hidden, keep = pair()
+    plan = recoup.recover(calibrated(model, x), {"a": keep}, recovery=name).plan
+    with torch.no_grad():
+        return recoup.apply(model, plan)(x), model.b.weight.T, hidden, keep
+
+
+def test_there_are_eight_and_the_published_methods_take_five():
+    assert tuple(RECOVERIES) == (*FAMILY, "in-sequence", "joint", "refined")
+    assert tuple(ONE_PASS_FAMILY) == FAMILY
+
+
+def test_the_docs_have_every_name_and_no_other():
+    text, _ = (DOCS / "recoveries.md").read_text().split("## Retraining\n")
+    assert re.findall(r"^\| `([\w-]+)` \|", text, flags=re.MULTILINE) == list(RECOVERIES)
+    assert f"{REFINE_SECONDS:g} seconds" in text
+
+
+def test_none_only_cuts():
+    found, W, hidden, keep = recovered_outputs("none")
+    torch.testing.assert_close(found, hidden[:, keep] @ W[keep])
+
+
+def test_a_mean_shift_adds_the_mean_of_what_went():
+    found, W, hidden, keep = recovered_outputs("mean-shift")
+    torch.testing.assert_close(found, hidden[:, keep] @ W[keep] + hidden[:, ~keep].mean(0) @ W[~keep])
+    torch.testing.assert_close(found.mean(0), (hidden @ W).mean(0), rtol=0, atol=1e-14)
+
+
+def test_one_pass_is_least_squares():
+    found, W, hidden, keep = recovered_outputs("one-pass")
+    wanted = hidden @ W
+    design = torch.cat([hidden[:, keep], torch.ones(len(hidden), 1)], dim=1)
+    torch.testing.assert_close(found, design @ torch.linalg.lstsq(design, wanted).solution, rtol=1e-4, atol=1e-5)
+
+
+def test_rescaled_outputs_have_their_old_mean_and_variance():
+    found, W, hidden, _ = recovered_outputs("rescale")
+    torch.testing.assert_close(found.mean(0), (hidden @ W).mean(0))
+    torch.testing.assert_close(found.var(0), (hidden @ W).var(0))
+
+
+def test_rescale_is_what_the_released_code_does():
+    _, _, calibration, keep = of_the_zoo("residual", recoup.Released())
+    named, own = recoup.recover(calibration, keep, recovery="rescale"), recoup.recover(calibration, keep)
+    assert named.plan.weights.keys() == own.plan.weights.keys()
+    assert all(torch.equal(value, own.plan.weights[name]) for name, value in named.plan.weights.items())
+
+
+@pytest.mark.parametrize("name", ["residual", "shared", "windows"])
+def test_none_makes_the_network_of_a_plan_that_writes_nothing(name):
+    model, _, calibration, keep = of_the_zoo(name)
+    smaller = recoup.apply(model, recoup.recover(calibration, keep, recovery="none").plan)
+    bare = recoup.apply(model, plan_without_refit(calibration.structure, keep))
+    expected = bare.state_dict()
+    assert smaller.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[key]) for key, value in smaller.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["residual", "concat", "several", "flattened", "windows"])
+def test_a_mean_shift_keeps_the_mean_of_every_output_of_a_layer(name):
+    """On the inputs of the original, where the shift was measured: layer by layer, with what comes before it whole."""
+    _, _, calibration, keep = of_the_zoo(name)
+    plan = recoup.recover(calibration, keep, recovery="mean-shift").plan
+    for consumer in calibration.structure.consumers:
+        seen = calibration.statistics.get(consumer.name)
+        if consumer.weight not in plan.weights or not consumer.biases or seen is None:
+            continue
+        before, after = calibration.parameters[consumer.weight], plan.weights[consumer.weight]
+        kept = calibration.structure.keep_indices(consumer.inputs, keep)
+        along = [slice(None)] * consumer.input_dim
+        assert torch.equal(after[(*along, kept)], before[(*along, kept)])
+        assert not after[(*along, ~kept)].any()
+        bias = calibration.parameters.get(consumer.biases[0])
+        old, new = (
+            w.movedim(consumer.input_dim, 1).flatten(1) @ seen.mean + (0 if b is None else b)
+            for w, b in ((before, bias), (after, plan.weights[consumer.biases[0]]))
+        )
+        torch.testing.assert_close(new, old, rtol=0, atol=1e-13)
+
+
+def test_batch_norms_hold_what_a_pass_by_hand_finds_in_the_smaller_network():
+    model, batch, calibration, keep = of_the_zoo("residual")
+    batches = [batch[:32], batch[32:]]
+    calibration = calibrated(model, batches)
+    plan = recoup.recover(calibration, keep, recovery="batch-norm").plan
+    smaller, cut = (recoup.apply(model, p) for p in (plan, recoup.recover(calibration, keep, recovery="none").plan))
+    sums = {}
+
+    def see(name):
+        def hook(norm, args):
+            (x,) = args
+            total = sums.setdefault(name, [0, 0.0, 0.0])
+            total[0] += len(x)
+            total[1] += len(x) * x.mean((0, 2, 3))
+            total[2] += len(x) * x.var((0, 2, 3))
+
+        return hook
+
+    for name, module in cut.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.train()
+            module.register_forward_pre_hook(see(name))
+    with torch.no_grad():
+        for part in batches:
+            cut(part)
+    norms = {name: m for name, m in smaller.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    assert norms.keys() == sums.keys() and len(sums) == 6
+    for name, (count, mean, variance) in sums.items():
+        torch.testing.assert_close(norms[name].running_mean, mean / count)
+        torch.testing.assert_close(norms[name].running_var, variance / count)
+        assert torch.equal(norms[name].weight, cut.get_submodule(name).weight)
+
+
+@pytest.mark.parametrize("name", WITH_BATCH_NORM)
+def test_batch_norms_are_proven_saved_and_loaded(name, tmp_path):
+    model, batch, _, _ = of_the_zoo(name)
+    half = recoup.Budget(width=0.5)
+    result = recoup.prune(model, [batch], budget=half, method=recoup.Paper(recovery="batch-norm", **EVERYWHERE))
+    written = [key for key in result.plan.weights if "running" in key]
+    assert written and all(result.plan.shapes[key] == tuple(result.plan.weights[key].shape) for key in written)
+    assert result.report.proof.difference < 1e-10
+    assert (result.report.form is not None) == (name == "fixed")
+    loaded = recoup.load(result.save(tmp_path / "smaller"), model)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(batch), result.model(batch))
+        torch.testing.assert_close(masked(model, result.plan).eval()(batch), result.model(batch))
+    kept = named_tensors(result.model)
+    assert all(torch.equal(value, kept[key]) for key, value in named_tensors(loaded).items() if "running" in key)
+
+
+class Functional(nn.Module):
+    """A batch norm that is no module, and one of weights that are computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(3, 6, 3, bias=False), nn.Conv2d(6, 6, 3), nn.Linear(6, 4)
+        self.scale = nn.Parameter(torch.ones(6))
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("spread", torch.ones(6))
+
+    def forward(self, x):
+        weight = self.b.weight / self.b.weight.flatten(1).norm(dim=1)[:, None, None, None]
+        x = F.batch_norm(self.a(x), self.mean, self.spread, self.scale, None, False, 0.1, 1e-3)
+        return self.head(F.conv2d(x.relu(), weight, self.b.bias).relu().mean((2, 3)))
+
+
+def test_a_batch_norm_that_is_a_function_is_estimated_too():
+    with seeded(0):
+        model, x = Functional().double().eval(), torch.randn(60, 3, 8, 8, dtype=torch.float64)
+    widths = {"a": 3}
+    result = recoup.prune(model, [x], widths=widths, method=recoup.Paper(recovery="batch-norm", **EVERYWHERE))
+    assert result.report.form is not None  # the class would compute the weight again
+    kept = result.plan.keep["a"]
+    with torch.no_grad():
+        seen = model.a(x)[:, kept]
+    torch.testing.assert_close(result.model.mean, seen.mean((0, 2, 3)))
+    torch.testing.assert_close(result.model.spread, seen.var((0, 2, 3)))
+    assert torch.equal(result.plan.weights["mean"][~kept], model.mean[~kept])
+
+
+def test_without_a_batch_norm_there_is_nothing_to_estimate():
+    model, x, _, keep = pair()
+    with pytest.raises(UsageError, match="has no batch norm with running statistics.*mean-shift"):
+        recoup.recover(calibrated(model, x), {"a": keep}, recovery="batch-norm")
+
+
+def test_batch_norms_read_the_images_a_second_time():
+    model, batch = ZOO["residual"].build(), ZOO["residual"].batch(48)
+    method = recoup.Paper(recovery="batch-norm", **EVERYWHERE)
+    with pytest.raises(CalibrationError, match="calibration is an iterator that can be read only once.*Pass a list"):
+        recoup.prune(model, iter([batch]), budget=recoup.Budget(macs=0.5), method=method)
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("recovery", ["none", "mean-shift"])
+def test_every_wiring_is_cut_and_shifted(name, recovery):
+    model, batch, calibration, keep = of_the_zoo(name)
+    plan = recoup.recover(calibration, keep, recovery=recovery).plan
+    proof = recoup.verify(model, plan, recoup.apply(model, plan), batch)
+    assert proof.difference < 1e-10
+
+
+def test_the_search_judges_by_the_recovery_that_was_asked_for():
+    model, batch = ZOO["residual"].build(8), ZOO["residual"].batch(200)
+    with torch.no_grad():
+        labelled = [(batch, model(batch).argmax(1))]
+
+    def pruned(recovery):
+        method = recoup.Paper(recovery=recovery, steps=2, **EVERYWHERE)
+        return recoup.prune(model, [batch], validation=labelled, tolerance=4.0, method=method)
+
+    for recovery in ("none", "mean-shift"):
+        result = pruned(recovery)
+        assert result.report.method["recovery"] == recovery
+        assert 100 - recoup.accuracy(result.model, labelled) == pytest.approx(result.report.score.drop)
+        assert any("bias" in key for key in result.plan.weights) == (recovery != "none")
+
+
+def test_in_sequence_and_jointly():
+    model, batch, calibration, keep = of_the_zoo("residual", fast(joint_steps=2, refine=0.3))
+    start = recoup.recover(calibration, keep, recovery="one-pass").plan
+    plain = recover_in_sequence(calibration, calibration.split, keep, start)
+    named = recoup.recover(calibration, keep, recovery="in-sequence")
+    body = [key for key in plain.weights if not key.startswith("head")]  # class scores may be scaled
+    assert body and all(torch.equal(named.plan.weights[key], plain.weights[key]) for key in body)
+    assert list(named.errors) == ["in sequence"]
+    joint = recoup.recover(calibration, keep, recovery="joint")
+    steps = recover_in_sequence(calibration, calibration.split, keep, start, joint_steps=2)
+    assert all(torch.equal(joint.plan.weights[key], steps.weights[key]) for key in body)
+    assert any(not torch.equal(joint.plan.weights[key], plain.weights[key]) for key in body)
+    refined = recoup.recover(calibration, keep, recovery="refined")
+    assert list(refined.errors) == ["joint", "refined"] and refined.error <= joint.error
+    assert recoup.verify(model, refined.plan, recoup.apply(model, refined.plan), batch).difference < 1e-10
+
+
+def test_held_out_images_judge_every_recovery_of_a_method_that_has_some():
+    _, _, calibration, keep = of_the_zoo("residual", recoup.Fast())
+    errors = {name: recoup.recover(calibration, keep, recovery=name).error for name in FAMILY}
+    assert errors["one-pass"] < errors["mean-shift"] < errors["none"]
+
+
+@pytest.mark.parametrize("name", ["in-sequence", "joint", "refined"])
+def test_what_needs_held_out_images_says_whose_calibration_it_takes(name):
+    model, x, _, keep = pair()
+    with pytest.raises(UsageError, match=r"Paper refits layers in one pass. Calibrate with Best\(\) or Fast\(\)"):
+        recoup.recover(calibrated(model, x), {"a": keep}, recovery=name)
+    with pytest.raises(UsageError, match="none, mean-shift, batch-norm, one-pass, rescale; calibrate with Best"):
+        recoup.Paper(recovery=name)
+
+
+def test_an_unknown_name_is_refused():
+    model, x, _, keep = pair()
+    with pytest.raises(UsageError, match="unknown recovery 'meanshift'.*Did you mean 'mean-shift'"):
+        recoup.recover(calibrated(model, x), {"a": keep}, recovery="meanshift")
+    with pytest.raises(UsageError, match="unknown recovery 3"):
+        recoup.Paper(recovery=3)
+    with pytest.raises(TypeError):
+        recoup.Released(recovery="none")
