@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ class Cost:
 
     def to_json(self) -> dict[str, int]:
         """Plain data, ready for `json.dumps`."""
-        return {"macs": self.macs, "flops": self.flops, "parameters": self.parameters}
+        return {**dataclasses.asdict(self), "flops": self.flops}
 
 
 def cost(structure: Structure, model: nn.Module, keep: Tensor | None = None) -> Cost:

@@ -28,7 +28,7 @@ def with_elementwise(structure: Structure, propagated: Propagated, numbering: Te
 
 
 def _elementwise(node: str, flops: int, labels: Any, value: Any, numbering: Tensor) -> Elementwise:
-    """Elements are counted where labels differ, times how often that is repeated: labels of a map are one per channel."""
+    """What one call costs. Elements are counted where labels change; each stands for those that repeat it."""
     labels, value = (part[0] if isinstance(part, (list, tuple)) else part for part in (labels, value))
     if not isinstance(labels, Tensor):
         size = prod(value.shape) if isinstance(value, Tensor) else 0

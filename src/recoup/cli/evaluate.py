@@ -48,16 +48,16 @@ class EvaluateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was measured, and on how many images."""
+    """What was measured, and on how many images; `top5` is None with ten classes or fewer."""
 
     target: str
     data: str
     images: int
     accuracy: float
-    macs: int
-    parameters: int
     top5: float | None
+    macs: int
     flops: int
+    parameters: int
 
 
 @click.command("evaluate", epilog=NAMES)
@@ -72,7 +72,7 @@ class Evaluation:
 @common_options
 @reports_failures
 def evaluate_command(as_json: bool, **given: Any) -> None:
-    """Print accuracy, MACs and parameters of a folder that `recoup prune` saved, or of a model."""
+    """Print accuracy, MACs, FLOPs and parameters of a folder that `recoup prune` saved, or of a model."""
     evaluation = _evaluate(EvaluateRequest(**given))
     if as_json:
         print_json(dataclasses.asdict(evaluation))
@@ -87,7 +87,7 @@ def _evaluate(request: EvaluateRequest) -> Evaluation:
         warn_of_fresh_weights(request.target)
     cost = inspect(opened.model, next(iter(data))).cost
     points, top5 = accuracies(opened.model, data)
-    return Evaluation(request.target, request.data, data.count, points, cost.macs, cost.parameters, top5, cost.flops)
+    return Evaluation(*(request.target, request.data, data.count, points, top5), cost.macs, cost.flops, cost.parameters)
 
 
 def _open_saved(request: EvaluateRequest) -> OpenModel:

@@ -36,6 +36,7 @@ class Acceptance(Protocol):
 
     base: float
     what: str
+    top5: float | None
 
     def require_enough(self, tolerance: float) -> None:
         """Refuse a tolerance that not even the original could be seen to keep."""
@@ -50,6 +51,7 @@ class ScoreAcceptance:
     """The caller's own number: nothing is known of its error, so the bound is the drop itself."""
 
     what = "score"
+    top5: float | None = None
 
     def __init__(self, model: nn.Module, measure: Evaluate) -> None:
         self._measure = measure

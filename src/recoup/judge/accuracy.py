@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recoup.config import is_number, require_whole
-from recoup.errors import CalibrationError, VerificationError, require_kind, shown, told
+from recoup.errors import CalibrationError, UsageError, VerificationError, require_kind, shown, told
 from recoup.graph.copies import duplicate
 from recoup.graph.modes import evaluating
 from recoup.inputs.batches import Inputs, Stream, device_of, is_labelled_pair, numbered_inputs
@@ -31,25 +31,35 @@ _CHECK = "Check its weights, the batch, and how the inputs are normalised."
 
 @undisturbed
 def accuracy(model: nn.Module, batches: Iterable[Any], *, top: int = 1) -> float:
-    """Percentage of samples whose label is the place of the largest output, or of one of the `top` largest."""
+    """Percentage of samples whose label is the place of the largest output, or of one of the `top` largest.
+
+    Raises:
+        CalibrationError: a batch, its labels or what is returned for it cannot be used.
+        UsageError: the model has fewer than `top` classes.
+    """
     require_whole("top", top)
-    device_of(model)
-    stream = Stream(batches, "validation")
-    if not is_labelled_pair(stream.first, model):
-        raise CalibrationError(NO_LABELS)
-    seen = read_answers(duplicate(model), stream)
-    assert seen.labels is not None and seen.places is not None
-    right = seen.answers == seen.labels if top == 1 else seen.places < top
-    return 100.0 * float(right.double().mean())
+    seen = _read_labelled(model, batches)
+    if top > seen.classes:
+        raise UsageError(
+            f"top={top}: {type(model).__name__} has {seen.classes} classes, so that every label would be right. Ask "
+            "for fewer."
+        )
+    return seen.top(top)
 
 
 @undisturbed
 def accuracies(model: nn.Module, batches: Iterable[Any]) -> tuple[float, float | None]:
     """Top-1 accuracy of labelled batches, and top-5 where there are more than ten classes, from one pass."""
-    seen = read_answers(duplicate(model), batches)
-    if seen.labels is None:
+    seen = _read_labelled(model, batches)
+    return seen.top(1), seen.top5
+
+
+def _read_labelled(model: nn.Module, batches: Iterable[Any]) -> Answers:
+    device_of(model)
+    stream = Stream(batches, "validation")
+    if not is_labelled_pair(stream.first, model):
         raise CalibrationError(NO_LABELS)
-    return 100.0 * float((seen.answers == seen.labels).double().mean()), seen.top5
+    return read_answers(duplicate(model), stream)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,10 +78,15 @@ class Answers:
 
     @property
     def top5(self) -> float | None:
-        """Percentage of samples whose label is among the five largest outputs, where that tells something."""
-        if self.places is None or self.classes <= FEW_CLASSES:
-            return None
-        return 100.0 * float((self.places < 5).double().mean())
+        """Top-5 accuracy; None without labels, and with ten classes or fewer."""
+        return None if self.places is None or self.classes <= FEW_CLASSES else self.top(5)
+
+    def top(self, count: int) -> float:
+        """Percentage of samples whose label is among the `count` largest outputs."""
+        assert self.labels is not None and self.places is not None
+        # One answer is what the model would say itself, also among equal outputs.
+        right = self.answers == self.labels if count == 1 else self.places < count
+        return 100.0 * float(right.double().mean())
 
 
 def read_answers(model: nn.Module, batches: Iterable[Any], *, is_candidate: bool = False) -> Answers:

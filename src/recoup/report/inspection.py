@@ -83,7 +83,9 @@ class Inspection:
     @property
     def summary(self) -> str:
         """The whole network in a line."""
-        return f"{self.network}: {self.cost.macs:,} MACs, {self.cost.parameters:,} parameters, {self.prospect}"
+        cost = self.cost
+        costs = f"{cost.macs:,} MACs, {cost.flops:,} FLOPs, {cost.parameters:,} parameters"
+        return f"{self.network}: {costs}, {self.prospect}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""

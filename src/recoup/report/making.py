@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from recoup.algebra.selection import Ranking
-from recoup.allocation.goal import Allocation, Trial
+from recoup.allocation.goal import Allocation
 from recoup.channels.cost import Cost, cost
 from recoup.channels.groups import named_tensors
 from recoup.config import Method
 from recoup.inputs.resources import PeakMemory
-from recoup.judge.acceptance import Acceptance, judged
+from recoup.judge.acceptance import Acceptance, Verdict, judged
 from recoup.recovery.choose import Recovered
 from recoup.report.content import ConstantChannels, DependentChannels, Report, Score, group_rows
 from recoup.statistics.calibrate import Calibration
@@ -94,25 +94,17 @@ def score_of(
     """What was measured of both models: on the way to a tolerance, or now."""
     if acceptance is None:
         return None
-    search, base = allocation.search, (acceptance.base, getattr(acceptance, "top5", None))
+    search = allocation.search
     if search is not None and recovered is search.recovered:
-        after, tolerance, trials = (acceptance.base - search.drop, search.top5), search.tolerance, search.trials
-        return _score(base, after, tolerance, trials, acceptance.what, search.bound)
-    verdict = judged(acceptance, smaller)
+        verdict = Verdict(acceptance.base - search.drop, search.drop, search.bound, search.top5)
+    else:
+        verdict = judged(acceptance, smaller)
     tolerance, trials = (None, ()) if search is None else (search.tolerance, search.trials)
-    return _score(base, (verdict.score, verdict.top5), tolerance, trials, acceptance.what, verdict.bound)
-
-
-def _score(
-    before: tuple[float, float | None],
-    after: tuple[float, float | None],
-    tolerance: float | None,
-    trials: tuple[Trial, ...],
-    what: str,
-    bound: float,
-) -> Score:
-    """Top-1 and top-5 of both models, and what led there."""
-    return Score(before[0], after[0], tolerance, trials, what, bound, before[1], after[1])
+    return Score(
+        *(acceptance.base, verdict.score, tolerance, trials, acceptance.what, verdict.bound),
+        top5_before=acceptance.top5,
+        top5_after=verdict.top5,
+    )
 
 
 def described(method: Method) -> dict[str, Any]:

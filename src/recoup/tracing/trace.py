@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from recoup.channels.blocks import residual_blocks
-from recoup.channels.groups import Structure, named_tensors, resolve, with_every_bias, without
 from recoup.channels.elementwise import with_elementwise
+from recoup.channels.groups import Structure, named_tensors, resolve, with_every_bias, without
 from recoup.channels.head import read_by_head
 from recoup.channels.layouts import layouts
 from recoup.channels.patterns import Choice
