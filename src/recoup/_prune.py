@@ -20,6 +20,7 @@ from recoup.graph.copies import working_copy
 from recoup.graph.modes import one_at_a_time
 from recoup.graph.standalone import entering
 from recoup.inputs.batches import Inputs, Stream, device_of, inputs_of, require_model
+from recoup.inputs.resources import MemoryWatch
 from recoup.inputs.split import split
 from recoup.inputs.surroundings import undisturbed
 from recoup.judge.accuracy import Evaluate
@@ -34,8 +35,9 @@ from recoup.methods.registry import (
 )
 from recoup.plan import Plan
 from recoup.progress import Clock, Progress, silent
-from recoup.report.content import Report, make_report, score_of
+from recoup.report.content import Report
 from recoup.report.inspection import Inspection, inspect_structure
+from recoup.report.making import make_report, score_of
 from recoup.statistics.calibrate import calibrate
 from recoup.statistics.rank import rank
 from recoup.surgery.apply import apply
@@ -110,7 +112,7 @@ def prune(
     require_progress(progress)
     require_flag("keep_class", keep_class)
     choice = Choice.of(only, exclude)
-    clock = Clock()
+    clock, watch = Clock(), MemoryWatch(device_of(model))
     with clock("trace"):
         batches = Stream(calibration)
         untie = budget is None or budget.of != "parameters"
@@ -140,7 +142,8 @@ def prune(
             agree(model, traced.form.host, data.first)
     with clock("measure"):
         score = score_of(working_copy(smaller) if traced.state else smaller, allocation, recovered, acceptance)
-    report = make_report(seen, allocation, recovered, smaller, proof, score, clock.seconds)
+    peak = watch.peak()
+    report = make_report(seen, allocation, recovered, smaller, proof, score, clock.seconds, rankings, peak)
     for warning in report.warnings:
         warn(warning)
     return Result(smaller, recovered.plan, report, first_samples(data.first), class_name(type(model)))

@@ -1,7 +1,9 @@
+import itertools
+
 import pytest
 import torch
 
-from recoup.algebra.linalg import add_ridge, factorise, live_rows, narrow_factor
+from recoup.algebra.linalg import add_ridge, factorise, independent_rows, live_rows, narrow_factor
 from recoup.errors import IllConditionedError
 
 
@@ -55,3 +57,23 @@ def test_a_narrow_factor_has_the_same_product():
     torch.testing.assert_close(narrow @ narrow.T, wide @ wide.T)
     slim = torch.randn(4, 2, dtype=torch.float64)
     assert narrow_factor(slim) is slim
+
+
+def test_rows_that_are_combinations_of_those_before_them_are_found():
+    """Against the rank of every leading part of the data."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(50, 9, dtype=torch.float64, generator=generator)
+    X[:, 3], X[:, 5] = X[:, 1], X[:, 0] - 2 * X[:, 2] + 0.5 * X[:, 4]
+    X[:, 8] = X[:, 3] + X[:, 7]
+    centred = X - X.mean(0)
+    ranks = [int(torch.linalg.matrix_rank(centred[:, :n])) for n in range(10)]
+    expected = [after > before for before, after in itertools.pairwise(ranks)]
+    assert independent_rows(centred.T @ centred / 50).tolist() == expected
+    assert expected == [True, True, True, False, True, False, True, True, False]
+
+
+def test_fewer_samples_than_rows_leave_as_many_independent_ones_as_there_were():
+    X = torch.randn(5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    centred = X - X.mean(0)
+    assert independent_rows(centred.T @ centred).tolist() == [True] * 4 + [False] * 8
+    assert bool(independent_rows(torch.eye(3).double()).all())

@@ -189,3 +189,70 @@ def test_a_selector_that_drops_what_must_stay_is_told_so():
 def test_an_unknown_selector_is_named_with_the_nearest_one():
     with pytest.raises(UsageError, match="unknown selector 'foward'.*Did you mean 'forward'"):
         ask(problem(layer(2, 1, 1, seed=0), width=2), "foward", "stem")
+
+
+def with_combinations(seed=0):
+    """Seven inputs, of which the third is a copy, the fifth a combination and the last one constant."""
+    X = torch.randn(80, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    X[:, 2], X[:, 4], X[:, 6] = X[:, 0], X[:, 1] - 3 * X[:, 3], 1.5
+    centred = X - X.mean(0)
+    weight = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+    return Layer(centred.T @ centred / 80, weight, torch.arange(7))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_without_a_ridge_the_ranking_says_how_many_channels_can_be_chosen(seed):
+    one = with_combinations(seed)
+    ranking = forward(problem(one, width=7))
+    assert ranking.most == 4
+    assert sorted(ranking.order[4:].tolist())[-1] == 6  # the constant one
+    chosen = ranking.order[:4]
+    assert int(torch.linalg.matrix_rank(one.covariance[chosen][:, chosen])) == 4
+    assert float(ranking.loss[4]) == pytest.approx(0, abs=1e-12)
+    assert forward(problem(one, width=7, ridge=1e-6)).most is None
+
+
+def test_a_channel_can_be_chosen_if_one_of_the_layers_can_use_it():
+    one, two = with_combinations(), layer(7, 1, 3, seed=5)
+    assert forward(problem(one, two, width=7)).most == 7
+
+
+def test_rows_that_stay_may_depend_on_each_other_without_a_ridge():
+    free = torch.tensor([False, True, False, True, True, True, True])
+    ranking = forward(problem(with_combinations(), width=7, free=free))
+    assert ranking.order[:2].tolist() == [0, 2]
+    assert ranking.most == 5  # both that stay, and three that are told apart
+
+
+@pytest.mark.parametrize("most", [-1, 8])
+def test_a_most_that_cannot_be_is_refused(most):
+    given = problem(layer(7, 1, 2, seed=0), width=7)
+    with pytest.raises(UsageError, match=f"a: of 7 channels {most} cannot be the most to choose"):
+        ask(given, lambda _: Ranking(torch.arange(7), None, most), "a")
+
+
+@given(st.integers(2, 8), st.integers(1, 5), st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_independent_channels_come_by_variance_times_the_energy_of_their_weights(width, outputs, seed):
+    """The first of the two extreme cases of CaP: nothing can be compensated, so what a channel brings is its own."""
+    generator = torch.Generator().manual_seed(seed)
+    variance = torch.rand(width, dtype=torch.float64, generator=generator) + 0.1
+    weight = torch.randn(width, outputs, dtype=torch.float64, generator=generator)
+    expected = (variance * weight.square().sum(1)).argsort(descending=True)
+    asked = problem(Layer(torch.diag(variance), weight, torch.arange(width)), width=width)
+    assert torch.equal(forward(asked).order, expected)
+    assert torch.equal(backward(asked).order, expected)
+
+
+@given(st.integers(2, 8), st.integers(1, 5), st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_of_channels_that_are_multiples_of_one_a_single_one_is_enough(width, outputs, seed):
+    """The other extreme case: any of them makes up for all."""
+    generator = torch.Generator().manual_seed(seed)
+    factors = torch.randn(width, dtype=torch.float64, generator=generator)
+    factors += factors.sign() / 2
+    weight = torch.randn(width, outputs, dtype=torch.float64, generator=generator)
+    ranking = forward(problem(Layer(torch.outer(factors, factors), weight, torch.arange(width)), width=width))
+    assert ranking.most == 1
+    assert float(ranking.loss[0]) == pytest.approx(1)
+    assert ranking.loss[1:].tolist() == pytest.approx([0.0] * width, abs=1e-9)

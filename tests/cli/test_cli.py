@@ -378,6 +378,23 @@ def test_prune_then_evaluate(model, out):
     again = json.loads(measured.stdout)
     assert again["accuracy"] == pytest.approx(report["score"]["after"])
     assert (again["images"], again["macs"]) == (20, report["after"]["macs"])
+    assert again["flops"] == report["after"]["flops"] > again["macs"]
+    assert again["top5"] is None is report["score"]["top5_after"]
+
+
+def test_more_than_ten_classes_have_a_top5_accuracy(tmp_path, out):
+    path = tmp_path / "wide.py"
+    path.write_text(MODEL.replace("nn.Linear(5, 10)", "nn.Linear(5, 16)").replace("% 10", "% 16"))
+    model, data = f"{path}:build", f"{path}:batches"
+    pruned = prune(model, out, "--width", 0.8, "--validation", data, "--calibration-images", 64)
+    assert pruned.exit_code == 0, pruned.output
+    (row,) = [line.split() for line in pruned.stdout.splitlines() if line.startswith("Top-5 accuracy")]
+    score = json.loads((out / "report.json").read_text())["score"]
+    assert row[2:4] == [f"{score['top5_before']:.2f}", f"{score['top5_after']:.2f}"]
+    measured = run("evaluate", out, "--data", data, "--model", model, "--input", "1,8,8")
+    assert [line.split() for line in measured.stdout.splitlines() if line.startswith("Top-5")] == [
+        ["Top-5", "accuracy", f"{score['top5_after']:.2f}"]
+    ]
 
 
 def test_prune_within_a_tolerance_prints_tables(model, out):
@@ -386,6 +403,8 @@ def test_prune_within_a_tolerance_prints_tables(model, out):
     rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
     assert rows["MACs"][1] == f"{6 * 9 * 64 + 5 * 6 * 9 * 64 + 50:,}"
     assert int(rows["MACs"][2].replace(",", "")) < int(rows["MACs"][1].replace(",", ""))
+    assert rows["FLOPs"][1] == f"{6 * 9 * 64 + 5 * 6 * 9 * 64 + 50 + (6 + 5) * 64:,}"
+    assert int(rows["FLOPs"][2].replace(",", "")) < int(rows["FLOPs"][1].replace(",", ""))
     assert rows["Accuracy"][-1] == "points"
     assert rows["0"][1] == "6" and int(rows["0"][2]) < 6
     assert rows["6"][1:3] == ["10", "10"] and "locked:" in rows["6"]
@@ -397,6 +416,7 @@ def test_evaluate_a_model_prints_its_figures(model):
     assert result.exit_code == 0, result.output
     rows = {line.split()[0]: line.split()[-1] for line in result.stdout.splitlines() if line.strip()}
     assert rows["Images"] == "50"
+    assert rows["FLOPs"] == f"{6 * 9 * 64 + 5 * 6 * 9 * 64 + 50 + (6 + 5) * 64:,}"
     assert rows["Parameters"] == f"{6 * 9 + 6 + 5 * 6 * 9 + 5 + 5 * 10 + 10}"
     assert 0 <= float(rows["Accuracy"]) <= 100
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recoup.inputs import resources
-from recoup.inputs.resources import free_disk, free_memory, free_on, readable
+from recoup.inputs.resources import MemoryWatch, free_disk, free_memory, free_on, readable
 
 GB = 1 << 30
 
@@ -70,3 +70,38 @@ def test_another_system_counts_pages(machine, monkeypatch):
 
 def test_bytes_are_said_in_words():
     assert (readable(2_500_000_000), readable(400_000)) == ("2.5 GB", "0.4 MB")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "since", "exact", "said"),
+    [(GB, 3 * GB, True, readable(3 * GB)), (3 * GB, 3 * GB, False, f"at most {readable(3 * GB)}")],
+)
+def test_a_peak_of_gpu_memory_is_ours_only_above_an_earlier_one(monkeypatch, earlier, since, exact, said):
+    asked = []
+    peaks = iter((earlier, since))
+
+    def highest(device):
+        asked.append(device)
+        return next(peaks)
+
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", highest)
+    device = torch.device("cuda:1")
+    peak = MemoryWatch(device).peak()
+    assert (peak.bytes, peak.is_exact) == (3 * GB, exact)
+    assert str(peak).startswith(said) and ("before" in str(peak)) is not exact
+    assert asked == [device, device]
+
+
+def test_there_is_no_peak_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: pytest.fail("asked a GPU"))
+    assert MemoryWatch(torch.device("cpu")).peak() is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_peak_is_that_of_torch_and_its_counters_are_left_alone():
+    torch.cuda.reset_peak_memory_stats()
+    watch = MemoryWatch(torch.device("cuda"))
+    held = torch.cuda.memory_allocated()
+    torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    peak = watch.peak()
+    assert peak.is_exact and peak.bytes == torch.cuda.max_memory_allocated() >= held + (1 << 28)

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 from html.parser import HTMLParser
 
@@ -7,11 +8,13 @@ import pytest
 from recoup.allocation.goal import Trial
 from recoup.allocation.latency import Latency
 from recoup.channels.cost import Cost
+from recoup.inputs.resources import PeakMemory
 from recoup.plan import Recovery
 from recoup.report.charts import search_chart, width_chart
-from recoup.report.content import ConstantChannels, GroupRow, Report, Score
+from recoup.report.content import ConstantChannels, DependentChannels, GroupRow, Report, Score
 from recoup.report.formatting import duration
 from recoup.report.page import render_page
+from recoup.report.reading import report_from_json
 from recoup.surgery.comparison import Proof
 
 MINUS = "\N{MINUS SIGN}"
@@ -116,6 +119,38 @@ def test_a_residual_that_is_not_known_is_called_that():
     text = Page(render_page(report(recovery={"conv2": Recovery(None, 0.1, 1.0, 99, 9)}))).text
     assert "not known" in text
     assert "not known" not in Page(render_page(report())).text
+
+
+def test_flops_stand_beside_macs():
+    told = report(before=Cost(2_000_000, 10, 500_000), after=Cost(900_000, 5, 100_000))
+    text = Page(render_page(told)).text
+    assert f"{MINUS}60.0%" in text and "2.50 M → 1.00 M" in text and "2,500,000 → 1,000,000" in text
+    assert "FLOPs 2,500,000 -> 1,000,000 (-60.0%)" in str(told)
+    data = told.to_json()
+    assert (data["before"]["flops"], data["after"]["flops"], data["flops_removed"]) == (2_500_000, 1_000_000, 0.6)
+
+
+def test_top5_stands_beside_the_accuracy():
+    told = report(score=Score(76.0, 75.5, 1.0, (trial(0.5),), "accuracy", 0.9, 93.0, 92.75))
+    assert "top-5 93.00 → 92.75" in Page(render_page(told)).text
+    assert "\ntop-5 accuracy 93.00 -> 92.75\n" in str(told)
+    assert "top-5" not in Page(render_page(report())).text and "top-5" not in str(report())
+
+
+def test_peak_memory_is_told_where_there_is_one():
+    told = report(memory=PeakMemory(3 << 30, is_exact=True))
+    assert f"Peak GPU memory: {told.memory}." in Page(render_page(told)).text
+    assert f"\npeak GPU memory: {told.memory}\n" in str(told)
+    assert "emory" not in Page(render_page(report())).text and "emory" not in str(report())
+
+
+def test_what_was_saved_of_a_report_gives_it_back():
+    score = Score(76.0, 75.5, 1.0, (trial(0.5),), "accuracy", 0.9, 93.0, 92.75)
+    dependent = {"conv1": DependentChannels(3, 2)}
+    costs = {"before": Cost(20, 10, 5), "after": Cost(9, 5, 1)}
+    told = report(**costs, score=score, memory=PeakMemory(3 << 30, is_exact=False), dependent=dependent)
+    again = report_from_json(json.loads(json.dumps(told.to_json())))
+    assert again == told and again.after.flops == 10
 
 
 def test_tells_the_time_where_it_was_asked_for():

@@ -16,6 +16,9 @@ from recoup.errors import IllConditionedError
 
 # A diagonal entry below this share of the largest one is a constant, up to float32 rounding of the activations.
 CONSTANT = 1e-12
+# A row is an exact combination of others when this share of its variance, or less, is left once they are known: the
+# rounding of float32 activations leaves some 1e-14.
+SINGULAR = 1e-10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +70,24 @@ def live_rows(covariance: Tensor) -> Tensor:
     """Which rows vary at all: a bool mask (d,); a constant row can be neither chosen nor regressed on."""
     variance = covariance.diagonal()
     return variance > CONSTANT * variance.max().clamp(min=torch.finfo(variance.dtype).tiny)
+
+
+def independent_rows(matrix: Tensor) -> Tensor:
+    """Which rows of a covariance are no combination of those before them: a bool mask (d,).
+
+    Cholesky, in which a row of which nothing is left makes a column of zeros and is passed over.
+    """
+    variance = matrix.diagonal()
+    lower, info = torch.linalg.cholesky_ex(matrix)
+    if not int(info) and bool((lower.diagonal().square() > SINGULAR * variance).all()):
+        return torch.ones_like(variance, dtype=torch.bool)
+    lower = torch.zeros_like(matrix)
+    independent = torch.zeros_like(variance, dtype=torch.bool)
+    for row in range(len(matrix)):
+        left = matrix[row:, row] - lower[row:, :row] @ lower[row, :row]
+        independent[row] = left[0] > SINGULAR * variance[row]
+        lower[row:, row] = torch.where(independent[row], left / left[0].clamp(min=1e-300).sqrt(), 0)
+    return independent
 
 
 def narrow_factor(weight: Tensor) -> Tensor:

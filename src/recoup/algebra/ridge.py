@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recoup.algebra.linalg import Factor, add_ridge, factorise, live_rows
+from recoup.algebra.linalg import Factor, add_ridge, factorise, independent_rows, live_rows
 from recoup.algebra.moments import Moments
 
 
@@ -94,6 +94,8 @@ class Joint:
 def compensate(covariance: Tensor, weight: Tensor, keep: Tensor, *, ridge: float, name: str = "layer") -> Compensated:
     """The weight that best restores y = W^T a from the rows where `keep` (d,) is true.
 
+    Without a ridge, a kept row that is an exact combination of other kept ones is left out: its weight is zero.
+
     Raises:
         IllConditionedError: the kept block of the covariance is singular at this ridge.
     """
@@ -101,6 +103,10 @@ def compensate(covariance: Tensor, weight: Tensor, keep: Tensor, *, ridge: float
     if bool(keep.all()):
         return Compensated(weight.clone(), torch.zeros_like(variance), variance, 0.0, 1.0)
     live = live_rows(covariance)
+    if not ridge:
+        kept = (keep & live).nonzero().squeeze(1)
+        dependent = kept[~independent_rows(covariance[kept][:, kept])]
+        keep = keep.index_fill(0, dependent, value=False)
     solved = (keep & live).nonzero().squeeze(1)
     pruned = (~keep & live).nonzero().squeeze(1)
     fitted = torch.where(keep[:, None], weight, torch.zeros_like(weight))

@@ -103,6 +103,7 @@ class Search:
     tolerance: float
     drop: float = 0.0
     bound: float = 0.0
+    top5: float | None = None
     size: float = math.inf
     recovered: Recovered | None = None
     trials: tuple[Trial, ...] = ()
@@ -121,6 +122,7 @@ class Search:
             keep=proposal.keep,
             drop=verdict.drop,
             bound=verdict.bound,
+            top5=verdict.top5,
             size=proposal.size,
             recovered=recovered,
         )

@@ -25,7 +25,8 @@ class Widths:
 
     Every layer makes a multiple of `multiple_of` outputs, or as many as it did: the next best channels stay for that.
     A group keeps no fewer and no more channels than the `limits` say; a width by hand is kept to the channel. Where
-    constant channels are `left_out`, those that are vouched for go whatever the share. `spared` groups stay whole,
+    constant channels are `left_out`, those that are vouched for go whatever the share; so do, always, those that the
+    ranking says cannot be chosen. `spared` groups stay whole,
     unless they have a width by hand.
     """
 
@@ -80,9 +81,12 @@ class Widths:
     def most(self, group: Group) -> int:
         """The most channels that it keeps."""
         most = self.limits.most(group.name, group.width)
-        if not self.left_out or self.constants is None or group.name in {*self.limits.widths, *self.spared}:
+        if group.name in {*self.limits.widths, *self.spared}:
             return most
-        return max(self.least(group), most - self.constants.vouched(group))
+        if self.left_out and self.constants is not None:
+            most -= self.constants.vouched(group)
+        choosable = self.rankings[group.name].most
+        return max(self.least(group), most if choosable is None else min(most, choosable))
 
     def doubtful(self, group: Group) -> int:
         """How many of the group's channels were constant on too few samples to say that they are."""

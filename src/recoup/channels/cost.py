@@ -1,7 +1,8 @@
-"""What a network costs at given widths: multiply-accumulates of its layers, and parameters."""
+"""What a network costs at given widths: multiply-accumulates of its layers, other operations, and parameters."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -12,16 +13,31 @@ from recoup.channels.groups import Structure
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Multiply-accumulates of one sample in convolutions and linear layers, and number of parameters."""
+    """Multiply-accumulates of one sample in convolutions and linear layers, and number of parameters.
+
+    `elementwise` counts 2 operations per element of a batch norm and 1 per element of an activation. With them it is
+    `flops`, as the paper counts (Xie et al., arXiv 2108.13728): a multiply-accumulate is one operation.
+    """
 
     macs: int
     parameters: int
+    elementwise: int = 0
+
+    @property
+    def flops(self) -> int:
+        """Operations of one sample: multiply-accumulates, batch norms and activations."""
+        return self.macs + self.elementwise
+
+    def to_json(self) -> dict[str, int]:
+        """Plain data, ready for `json.dumps`."""
+        return {**dataclasses.asdict(self), "flops": self.flops}
 
 
 def cost(structure: Structure, model: nn.Module, keep: Tensor | None = None) -> Cost:
     """The cost of `model` when only the channels in `keep` remain; of the whole model without it."""
     mask = structure.keep_all() if keep is None else keep
-    return Cost(sum(macs_by_call(structure, mask).values()), _parameters(structure, model, mask))
+    macs, others = sum(macs_by_call(structure, mask).values()), _elementwise(structure, mask)
+    return Cost(macs, _parameters(structure, model, mask), others)
 
 
 def macs_by_call(structure: Structure, keep: Tensor) -> dict[str, int]:
@@ -34,6 +50,11 @@ def macs_by_call(structure: Structure, keep: Tensor) -> dict[str, int]:
         return widths.get((tensor, dim), structure.shapes[tensor][dim])
 
     return {p.node: p.positions * p.kernel * width(p.weight, 0) * width(p.weight, 1) for p in structure.products}
+
+
+def _elementwise(structure: Structure, keep: Tensor) -> int:
+    """Operations of batch norms and activations on what is left."""
+    return sum(term.fixed + int(term.flops[keep[term.channels]].sum()) for term in structure.elementwise)
 
 
 def _parameters(structure: Structure, model: nn.Module, keep: Tensor) -> int:

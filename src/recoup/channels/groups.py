@@ -15,7 +15,7 @@ from recoup.channels.rectangles import Resolution, make_rectangular, resolution
 from recoup.graph.capture import Captured
 from recoup.graph.usage import read_in_other_roles
 from recoup.labels.arrays import components, compress, core, varying_dims
-from recoup.labels.constraints import RETURNED, Constraints, Product
+from recoup.labels.constraints import RETURNED, Constraints, Elementwise, Product
 from recoup.plan import Slice
 
 # Reasons listed per group: enough to act on, short enough to read.
@@ -82,7 +82,8 @@ class Consumer:
 class Structure:
     """All that pruning has to know of a network's wiring.
 
-    `values` are the channels of every value in the graph that consists of channels alone.
+    `values` are the channels of every value in the graph that consists of channels alone; `elementwise` are its batch
+    norms and activations.
     """
 
     groups: tuple[Group, ...]
@@ -91,6 +92,7 @@ class Structure:
     consumers: tuple[Consumer, ...]
     products: tuple[Product, ...]
     shapes: Mapping[str, tuple[int, ...]]
+    elementwise: tuple[Elementwise, ...] = ()
 
     @property
     def width(self) -> int:

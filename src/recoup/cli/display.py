@@ -54,9 +54,10 @@ def print_table(
 
 
 def print_costs(report: Report, scores: Mapping[str, tuple[float, float]]) -> None:
-    """Before and after: MACs, parameters, and whatever was measured, by name."""
+    """Before and after: MACs, FLOPs, parameters, and whatever was measured, by name."""
     rows = [
         _cost_row("MACs", report.before.macs, report.after.macs),
+        _cost_row("FLOPs", report.before.flops, report.after.flops),
         _cost_row("Parameters", report.before.parameters, report.after.parameters),
     ]
     if report.latency is not None:

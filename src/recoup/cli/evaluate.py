@@ -27,7 +27,7 @@ from recoup.cli.options import (
 )
 from recoup.cli.saved import open_saved
 from recoup.errors import UsageError
-from recoup.judge.accuracy import accuracy
+from recoup.judge.accuracy import accuracies
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,15 @@ class EvaluateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was measured, and on how many images."""
+    """What was measured, and on how many images; `top5` is None with ten classes or fewer."""
 
     target: str
     data: str
     images: int
     accuracy: float
+    top5: float | None
     macs: int
+    flops: int
     parameters: int
 
 
@@ -70,7 +72,7 @@ class Evaluation:
 @common_options
 @reports_failures
 def evaluate_command(as_json: bool, **given: Any) -> None:
-    """Print accuracy, MACs and parameters of a folder that `recoup prune` saved, or of a model."""
+    """Print accuracy, MACs, FLOPs and parameters of a folder that `recoup prune` saved, or of a model."""
     evaluation = _evaluate(EvaluateRequest(**given))
     if as_json:
         print_json(dataclasses.asdict(evaluation))
@@ -84,8 +86,8 @@ def _evaluate(request: EvaluateRequest) -> Evaluation:
     if is_untrained(request.target, request.weights):
         warn_of_fresh_weights(request.target)
     cost = inspect(opened.model, next(iter(data))).cost
-    points = accuracy(opened.model, data)
-    return Evaluation(request.target, request.data, data.count, points, cost.macs, cost.parameters)
+    points, top5 = accuracies(opened.model, data)
+    return Evaluation(*(request.target, request.data, data.count, points, top5), cost.macs, cost.flops, cost.parameters)
 
 
 def _open_saved(request: EvaluateRequest) -> OpenModel:
@@ -117,8 +119,10 @@ def _open_data(request: EvaluateRequest, expected: InputSpec) -> Data:
 def _print(evaluation: Evaluation) -> None:
     rows = (
         ("Accuracy", f"{evaluation.accuracy:.2f}"),
+        *([] if evaluation.top5 is None else [("Top-5 accuracy", f"{evaluation.top5:.2f}")]),
         ("Images", f"{evaluation.images:,}"),
         ("MACs", f"{evaluation.macs:,}"),
+        ("FLOPs", f"{evaluation.flops:,}"),
         ("Parameters", f"{evaluation.parameters:,}"),
     )
     print_table((evaluation.target, ""), rows, numbers=(1,))

@@ -255,7 +255,11 @@ def _save(result: Result, request: PruneRequest) -> Report:
 
 
 def _print(report: Report) -> None:
-    scores = {} if report.score is None else {report.score.what.capitalize(): (report.score.before, report.score.after)}
+    score, scores = report.score, {}
+    if score is not None:
+        scores[score.what.capitalize()] = (score.before, score.after)
+        if score.top5_before is not None and score.top5_after is not None:
+            scores["Top-5 accuracy"] = (score.top5_before, score.top5_after)
     print_costs(report, scores)
     print_widths(report)
 

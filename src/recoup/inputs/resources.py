@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,6 +18,35 @@ _GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """The most `bytes` that tensors took at a time on a GPU; not `is_exact` where others took as much before."""
+
+    bytes: int
+    is_exact: bool
+
+    def __str__(self) -> str:
+        return readable(self.bytes) if self.is_exact else f"at most {readable(self.bytes)}, as much as taken before"
+
+
+class MemoryWatch:
+    """Tells the peak of GPU memory since it was made, and leaves torch's counters, which are the caller's, alone."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = self._highest()
+
+    def peak(self) -> PeakMemory | None:
+        """The peak; None on another device. Torch counts from the start of the process, so it may be an earlier one."""
+        highest = self._highest()
+        if highest is None or self._before is None:
+            return None
+        return PeakMemory(highest, highest > self._before)
+
+    def _highest(self) -> int | None:
+        return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else None
 
 
 def free_on(device: torch.device) -> int:

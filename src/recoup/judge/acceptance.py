@@ -20,11 +20,15 @@ from recoup.judge.chance import warn_at_chance
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Points lost on the images that were looked at, and an upper bound for images that were not."""
+    """Points lost on the images that were looked at, and an upper bound for images that were not.
+
+    `top5` is the accuracy that counts a label among the five largest outputs, where there is one.
+    """
 
     score: float
     drop: float
     bound: float
+    top5: float | None = None
 
 
 class Acceptance(Protocol):
@@ -32,6 +36,7 @@ class Acceptance(Protocol):
 
     base: float
     what: str
+    top5: float | None
 
     def require_enough(self, tolerance: float) -> None:
         """Refuse a tolerance that not even the original could be seen to keep."""
@@ -46,6 +51,7 @@ class ScoreAcceptance:
     """The caller's own number: nothing is known of its error, so the bound is the drop itself."""
 
     what = "score"
+    top5: float | None = None
 
     def __init__(self, model: nn.Module, measure: Evaluate) -> None:
         self._measure = measure
@@ -75,7 +81,7 @@ class ImageAcceptance:
         self.what = "agreement" if first.labels is None else "accuracy"
         self._marks, self._truth = first.marks, first.answers if first.labels is None else first.labels
         self._right = first.answers == self._truth
-        self.base = 100.0 * float(self._right.double().mean())
+        self.base, self.top5 = 100.0 * float(self._right.double().mean()), first.top5
         if first.labels is not None:
             warn_at_chance(first.answers, first.labels, first.classes)
 
@@ -106,7 +112,8 @@ class ImageAcceptance:
             )
         right = reading.answers == self._truth
         lost = self._right.double() - right.double()
-        return Verdict(100 * float(right.double().mean()), 100 * float(lost.mean()), 100 * self._bound(lost))
+        score, drop, bound = 100 * float(right.double().mean()), 100 * float(lost.mean()), 100 * self._bound(lost)
+        return Verdict(score, drop, bound, reading.top5)
 
     def _bound(self, lost: Tensor) -> float:
         variance = float(lost.var(correction=0)) + self._z**2 / len(lost)

@@ -1,4 +1,4 @@
-"""Measuring a model: top-1 accuracy in points, and the divergence of its predictions from another model's."""
+"""Measuring a model: accuracy in points, and the divergence of its predictions from another model's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recoup.config import is_number
-from recoup.errors import CalibrationError, VerificationError, require_kind, shown, told
+from recoup.config import is_number, require_whole
+from recoup.errors import CalibrationError, UsageError, VerificationError, require_kind, shown, told
 from recoup.graph.copies import duplicate
 from recoup.graph.modes import evaluating
 from recoup.inputs.batches import Inputs, Stream, device_of, is_labelled_pair, numbered_inputs
@@ -24,19 +24,42 @@ NO_LABELS = (
     "with a measure of your own, or ask for a `budget=`, which needs no labels."
 )
 
+# Of so many classes or fewer, five are nothing to tell.
+FEW_CLASSES = 10
 _CHECK = "Check its weights, the batch, and how the inputs are normalised."
 
 
 @undisturbed
-def accuracy(model: nn.Module, batches: Iterable[Any]) -> float:
-    """Percentage of samples whose largest output is at the label's place."""
+def accuracy(model: nn.Module, batches: Iterable[Any], *, top: int = 1) -> float:
+    """Percentage of samples whose label is the place of the largest output, or of one of the `top` largest.
+
+    Raises:
+        CalibrationError: a batch, its labels or what is returned for it cannot be used.
+        UsageError: the model has fewer than `top` classes.
+    """
+    require_whole("top", top)
+    seen = _read_labelled(model, batches)
+    if top > seen.classes:
+        raise UsageError(
+            f"top={top}: {type(model).__name__} has {seen.classes} classes, so that every label would be right. Ask "
+            "for fewer."
+        )
+    return seen.top(top)
+
+
+@undisturbed
+def accuracies(model: nn.Module, batches: Iterable[Any]) -> tuple[float, float | None]:
+    """Top-1 accuracy of labelled batches, and top-5 where there are more than ten classes, from one pass."""
+    seen = _read_labelled(model, batches)
+    return seen.top(1), seen.top5
+
+
+def _read_labelled(model: nn.Module, batches: Iterable[Any]) -> Answers:
     device_of(model)
     stream = Stream(batches, "validation")
     if not is_labelled_pair(stream.first, model):
         raise CalibrationError(NO_LABELS)
-    seen = read_answers(duplicate(model), stream)
-    assert seen.labels is not None
-    return 100.0 * float((seen.answers == seen.labels).double().mean())
+    return read_answers(duplicate(model), stream)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,13 +67,26 @@ class Answers:
     """One pass over batches: for every sample the place of the largest output (n,), the label (n,) where there is one,
     and a number made of its inputs, by which another pass can be seen to have the same samples in the same order (n,).
 
-    `classes` is how many outputs there are.
+    `classes` is how many outputs there are; `places` how many of them come before the label's (n,).
     """
 
     answers: Tensor
     labels: Tensor | None
     marks: Tensor
     classes: int
+    places: Tensor | None = None
+
+    @property
+    def top5(self) -> float | None:
+        """Top-5 accuracy; None without labels, and with ten classes or fewer."""
+        return None if self.places is None or self.classes <= FEW_CLASSES else self.top(5)
+
+    def top(self, count: int) -> float:
+        """Percentage of samples whose label is among the `count` largest outputs."""
+        assert self.labels is not None and self.places is not None
+        # One answer is what the model would say itself, also among equal outputs.
+        right = self.answers == self.labels if count == 1 else self.places < count
+        return 100.0 * float(right.double().mean())
 
 
 def read_answers(model: nn.Module, batches: Iterable[Any], *, is_candidate: bool = False) -> Answers:
@@ -63,7 +99,7 @@ def read_answers(model: nn.Module, batches: Iterable[Any], *, is_candidate: bool
     device = device_of(model)
     stream = batches if isinstance(batches, Stream) else Stream(batches, "validation")
     is_labelled = is_labelled_pair(stream.first, model)
-    answers, labels, marks, classes = [], [], [], 0
+    answers, labels, places, marks, classes = [], [], [], [], 0
     with evaluating(model):
         for number, batch in enumerate(stream, start=1):
             inputs = numbered_inputs(batch, model, number, "validation")
@@ -77,8 +113,10 @@ def read_answers(model: nn.Module, batches: Iterable[Any], *, is_candidate: bool
                 raise CalibrationError(f"{type(model).__name__} returns NaN for validation batch {number}. {_CHECK}")
             if is_labelled:
                 labels.append(_labels(batch[1], inputs.size, classes, number).to(device))
+                places.append(_places(scores, labels[-1]))
             answers.append(scores.argmax(dim=1))
-    return Answers(torch.cat(answers), torch.cat(labels) if is_labelled else None, torch.cat(marks), classes)
+    truth, order = (torch.cat(parts) if is_labelled else None for parts in (labels, places))
+    return Answers(torch.cat(answers), truth, torch.cat(marks), classes, order)
 
 
 @undisturbed
@@ -169,6 +207,15 @@ def _labels(given: Any, samples: int, classes: int, number: int) -> Tensor:
             f"numbered 0 to {classes - 1}. Number the classes as the model does, and leave out images without a label."
         )
     return labels.view(samples).long()
+
+
+def _places(scores: Tensor, labels: Tensor) -> Tensor:
+    """How many outputs come before the label's (samples,): larger ones, no numbers, and of equal ones the first."""
+    own = scores.gather(1, labels[:, None])
+    before = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
+    is_alike = (scores == own) | (scores.isnan() & own.isnan())
+    ahead = (scores > own) | (scores.isnan() & ~own.isnan()) | (is_alike & before)
+    return ahead.sum(dim=1)
 
 
 def _scores(outputs: Any, samples: int) -> Tensor:

@@ -66,6 +66,16 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Elementwise:
+    """A batch norm or activation: it costs `flops[i]` operations for `channels[i]`, and `fixed` ones in any case."""
+
+    node: str
+    channels: Tensor
+    flops: Tensor
+    fixed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Meeting:
     """An operand that meets channels along some dims and is repeated along others (`stretched`).
 

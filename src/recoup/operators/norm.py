@@ -52,10 +52,11 @@ operator(
     weights=(1, 2, 3, 4),
     is_channelwise=True,
     affine_in=(0,),
+    flops=2,
     modules={_NormBase: _refresh_features},
 )(per_channel)
 operator("instance_norm", weights=(1, 2, 3, 4))(per_channel)
-operator("_native_batch_norm_legit_no_training")(per_channel)
+operator("_native_batch_norm_legit_no_training", flops=2)(per_channel)
 
 
 @operator("group_norm", resize=groups_at(1), weights=(2, 3), modules={nn.GroupNorm: _refresh_groups})

@@ -17,10 +17,13 @@ from recoup.operators.record import POINTWISE, operator
 
 # Pointwise in what they compute, but without torch's tag.
 UNTAGGED = (
-    "to", "_to_copy", "type_as", "detach", "lift_fresh_copy", "lift_fresh", "hardsigmoid", "relu6", "selu",
-    "rrelu", "log_sigmoid", "softplus", "mish", "hardshrink", "softshrink", "where", "square", "expand_as",
-    "zeros_like", "ones_like", "full_like", "leaky_relu", "elu", "celu", "gelu", "silu", "hardtanh",
-    "threshold", "zero", "fill", "copy",
+    "to", "_to_copy", "type_as", "detach", "lift_fresh_copy", "lift_fresh", "where", "square", "expand_as",
+    "zeros_like", "ones_like", "full_like", "zero", "fill", "copy",
+)  # fmt: skip
+# What stands behind a layer to bend its outputs; some carry torch's tag, some do not.
+ACTIVATIONS = (
+    "relu", "relu6", "sigmoid", "tanh", "hardsigmoid", "selu", "rrelu", "log_sigmoid", "softplus", "mish",
+    "hardshrink", "softshrink", "leaky_relu", "elu", "celu", "gelu", "silu", "hardtanh", "threshold",
 )  # fmt: skip
 
 
@@ -54,7 +57,8 @@ def pointwise(call: LabelCall, constraints: Constraints) -> Value:
 
 
 operator(POINTWISE, *UNTAGGED, is_pointwise=True)(pointwise)
-operator("hardswish", is_pointwise=True, is_channelwise=True)(pointwise)
+operator(*ACTIVATIONS, is_pointwise=True, flops=1)(pointwise)
+operator("hardswish", is_pointwise=True, is_channelwise=True, flops=1)(pointwise)
 operator("dropout", is_pointwise=True, is_channelwise=True, affine_in=(0,), returns_input=True, differential=_dropped)(
     pointwise
 )
@@ -68,7 +72,7 @@ operator("sub", is_pointwise=True, affine_in=(0, 1))(pointwise)
 operator("div", is_pointwise=True, affine_in=(0,))(pointwise)
 
 
-@operator("prelu", weights=(1,), modules={nn.PReLU: _refresh_slopes})
+@operator("prelu", weights=(1,), flops=1, modules={nn.PReLU: _refresh_slopes})
 def prelu(call: LabelCall, constraints: Constraints) -> Value:
     """The slopes, one for all or one per channel of dim 1, follow the channels."""
     labels, slopes = constraints.labels_of(call.args[0]), call.args[1]

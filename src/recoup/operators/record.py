@@ -72,6 +72,7 @@ class Operator:
     gives_number: it gives a size, or arithmetic on sizes, and no tensor.
     returns_input: in eval mode its result is its input, not a copy.
     is_check: it checks something and returns nothing.
+    flops: operations per element of its result, as the paper counts them beside the products of layers.
     modules: the module classes that call it and remember sizes, and how to refresh these.
     """
 
@@ -89,6 +90,7 @@ class Operator:
     gives_number: bool = False
     returns_input: bool = False
     is_check: bool = False
+    flops: int = 0
     modules: Mapping[type[nn.Module], Refresh] = field(default_factory=dict)
 
 

@@ -7,19 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from recoup.allocation.goal import Allocation, Trial
+from recoup.allocation.goal import Trial
 from recoup.allocation.latency import Latency
-from recoup.channels.cost import Cost, cost
-from recoup.channels.groups import Group, Structure, named_tensors
-from recoup.config import Method
-from recoup.judge.acceptance import Acceptance, judged
+from recoup.channels.cost import Cost
+from recoup.channels.groups import Group, Structure
+from recoup.inputs.resources import PeakMemory
 from recoup.plan import Recovery
-from recoup.recovery.choose import Recovered
 from recoup.report.formatting import duration
-from recoup.statistics.calibrate import ENOUGH_SAMPLES, Calibration
-from recoup.statistics.constant import constant_channels
+from recoup.statistics.calibrate import ENOUGH_SAMPLES
 from recoup.surgery.comparison import Proof
 from recoup.training.record import Epoch
 
@@ -53,11 +50,23 @@ class ConstantChannels:
 
 
 @dataclass(frozen=True, slots=True)
+class DependentChannels:
+    """Channels of one group that are exact combinations of others: how many `found`, how many of them `gone`.
+
+    They are looked for where there is no ridge, with which alone they could be fitted on.
+    """
+
+    found: int
+    gone: int
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """Points of the original and of the smaller model, the tolerance asked for (None: a budget), and every trial.
 
     `what` the points are of: "accuracy", "agreement" with the original, or the caller's own "score". `bound` is the
-    most that may be lost on unseen images, with the method's confidence.
+    most that may be lost on unseen images, with the method's confidence. `top5` counts a label among the five largest
+    outputs; None without labels, or with ten classes or fewer.
     """
 
     before: float
@@ -66,6 +75,8 @@ class Score:
     trials: tuple[Trial, ...]
     what: str = "score"
     bound: float | None = None
+    top5_before: float | None = None
+    top5_after: float | None = None
 
     @property
     def drop(self) -> float:
@@ -79,8 +90,9 @@ class Report:
 
     `method` has the method's name and fields. `held_out` is the output error on held-out images of each recovery that
     was tried; the least was kept. `latency` is there for a budget of time. `constant` names the groups with channels
-    that were constant on the calibration images. `finetuned` has the epochs of training that came after; all other
-    figures are of the network before it.
+    that were constant on the calibration images, `dependent` those with exact combinations of others. `finetuned` has
+    the epochs of training that came after; all other figures are of the network before it. `memory` is the peak on a
+    GPU.
     """
 
     network: str
@@ -97,12 +109,19 @@ class Report:
     held_out: Mapping[str, float] = field(default_factory=dict)
     latency: Latency | None = None
     constant: Mapping[str, ConstantChannels] = field(default_factory=dict)
+    dependent: Mapping[str, DependentChannels] = field(default_factory=dict)
     finetuned: tuple[Epoch, ...] = ()
+    memory: PeakMemory | None = None
 
     @property
     def macs_removed(self) -> float:
         """Share of the multiply-accumulates that is gone."""
         return 1 - self.after.macs / self.before.macs
+
+    @property
+    def flops_removed(self) -> float:
+        """Share of the FLOPs that is gone, as the paper counts them."""
+        return 1 - self.after.flops / self.before.flops
 
     @property
     def parameters_removed(self) -> float:
@@ -180,6 +199,15 @@ class Report:
         return f"{found} channels were constant on the calibration images, {gone} of them are gone ({named})"
 
     @property
+    def dependence(self) -> str | None:
+        """How many channels were exact combinations of others, in a line; None if there are none."""
+        if not self.dependent:
+            return None
+        found, gone = (sum(getattr(group, what) for group in self.dependent.values()) for what in ("found", "gone"))
+        named = "; ".join(f"{name}: {group.found}" for name, group in self.dependent.items())
+        return f"{found} channels were exact combinations of others, {gone} of them are gone ({named})"
+
+    @property
     def retraining(self) -> str | None:
         """How long it was fine-tuned and what became of the loss, in a line; None if it was not."""
         if not self.finetuned:
@@ -191,7 +219,9 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
         data: dict[str, Any] = dataclasses.asdict(self)
+        data["before"], data["after"] = self.before.to_json(), self.after.to_json()
         data["macs_removed"], data["parameters_removed"] = self.macs_removed, self.parameters_removed
+        data["flops_removed"] = self.flops_removed
         data["warnings"] = list(self.warnings)
         if self.score is not None:
             data["score"]["drop"] = self.score.drop
@@ -202,6 +232,7 @@ class Report:
     def __str__(self) -> str:
         lines = [
             f"{self.network}: MACs {self.before.macs:,} -> {self.after.macs:,} (-{self.macs_removed:.1%}), "
+            f"FLOPs {self.before.flops:,} -> {self.after.flops:,} (-{self.flops_removed:.1%}), "
             f"parameters {self.before.parameters:,} -> {self.after.parameters:,} (-{self.parameters_removed:.1%})"
         ]
         if self.latency is not None:
@@ -210,91 +241,19 @@ class Report:
         if self.score is not None:
             change = f"{self.score.before:.2f} -> {self.score.after:.2f} ({-self.score.drop:+.2f} points)"
             lines.append(f"{self.score.what} {change}")
+            if self.score.top5_before is not None and self.score.top5_after is not None:
+                lines.append(f"top-5 accuracy {self.score.top5_before:.2f} -> {self.score.top5_after:.2f}")
         if self.held_out:
             errors = ", ".join(f"{name} {error:.4f}" for name, error in self.held_out.items())
             lines.append(f"output error on held-out images: {errors}")
-        if self.constancy is not None:
-            lines.append(self.constancy)
-        if self.retraining is not None:
-            lines.append(self.retraining)
+        lines += [told for told in (self.constancy, self.dependence, self.retraining) if told is not None]
+        if self.memory is not None:
+            lines.append(f"peak GPU memory: {self.memory}")
         if self.form is not None:
             lines.append(f"the result is a standalone graph: {self.form}")
         lines.append(f"proof: smaller = masked original to {self.proof.difference:.1e}")
         lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
-
-
-def make_report(
-    calibration: Calibration,
-    allocation: Allocation,
-    recovered: Recovered,
-    smaller: nn.Module,
-    proof: Proof,
-    score: Score | None,
-    seconds: Mapping[str, float],
-) -> Report:
-    """The report of a run, from what its stages have returned."""
-    structure, model, form = calibration.structure, calibration.model, calibration.traced.form
-    # New biases count: parameters are those of the smaller model as it is.
-    after = Cost(cost(structure, model, allocation.keep).macs, sum(p.numel() for p in smaller.parameters()))
-    return Report(
-        network=type(model).__name__,
-        before=_before(calibration),
-        after=after,
-        groups=group_rows(structure, allocation.keep),
-        recovery=recovered.plan.recovery,
-        proof=proof,
-        samples=calibration.samples,
-        score=score,
-        seconds=seconds,
-        method=described(calibration.method),
-        form=None if form is None else form.said,
-        held_out=recovered.errors,
-        latency=allocation.latency,
-        constant=_constant(calibration, allocation.keep),
-    )
-
-
-def _before(calibration: Calibration) -> Cost:
-    """The cost of the caller's model, in which weights that were untied are counted once."""
-    whole, tensors = cost(calibration.structure, calibration.model), named_tensors(calibration.model)
-    shared = sum(tensors[name].numel() for name in calibration.traced.standalone.given.untied)
-    return Cost(whole.macs, whole.parameters - shared)
-
-
-def _constant(calibration: Calibration, keep: Tensor) -> dict[str, ConstantChannels]:
-    constants = constant_channels(calibration)
-    found = {}
-    for group in calibration.structure.prunable:
-        if count := constants.found(group):
-            gone = int((constants.mask & ~keep)[group.channels].sum())
-            found[group.name] = ConstantChannels(count, gone, constants.samples[group.name])
-    return found
-
-
-def score_of(
-    smaller: nn.Module, allocation: Allocation, recovered: Recovered, acceptance: Acceptance | None
-) -> Score | None:
-    """What was measured of both models: on the way to a tolerance, or now."""
-    if acceptance is None:
-        return None
-    search = allocation.search
-    if search is not None and recovered is search.recovered:
-        after = acceptance.base - search.drop
-        return Score(acceptance.base, after, search.tolerance, search.trials, acceptance.what, search.bound)
-    verdict = judged(acceptance, smaller)
-    tolerance, trials = (None, ()) if search is None else (search.tolerance, search.trials)
-    return Score(acceptance.base, verdict.score, tolerance, trials, acceptance.what, verdict.bound)
-
-
-def described(method: Method) -> dict[str, Any]:
-    """The method's name and fields as plain data."""
-    names: list[str] = [field.name for field in dataclasses.fields(method)] if dataclasses.is_dataclass(method) else []
-    return {"name": type(method).__name__, **{name: _plain(getattr(method, name)) for name in names}}
-
-
-def _plain(value: Any) -> Any:
-    return getattr(value, "__name__", type(value).__name__) if callable(value) else value
 
 
 def group_rows(structure: Structure, keep: Tensor | None = None) -> tuple[GroupRow, ...]:

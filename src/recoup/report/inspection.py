@@ -83,12 +83,15 @@ class Inspection:
     @property
     def summary(self) -> str:
         """The whole network in a line."""
-        return f"{self.network}: {self.cost.macs:,} MACs, {self.cost.parameters:,} parameters, {self.prospect}"
+        cost = self.cost
+        costs = f"{cost.macs:,} MACs, {cost.flops:,} FLOPs, {cost.parameters:,} parameters"
+        return f"{self.network}: {costs}, {self.prospect}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
         shares = {"macs_locked": self.macs_locked, "parameters_locked": self.parameters_locked}
-        return {**dataclasses.asdict(self), "prunable": self.prunable, **shares}
+        costs = {"cost": self.cost.to_json(), "least": self.least.to_json()}
+        return {**dataclasses.asdict(self), **costs, "prunable": self.prunable, **shares}
 
     def save_picture(self, path: str | Path) -> Path:
         """Write the groups as a drawing into a new SVG file.

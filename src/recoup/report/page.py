@@ -42,6 +42,7 @@ def render_page(report: Report) -> str:
         groups=report.groups,
         constant=report.constant,
         constancy=report.constancy,
+        dependence=report.dependence,
         widths=width_chart(report.groups) if report.groups else None,
         search=search_chart(trials) if trials else None,
         held_out=report.held_out,
@@ -49,6 +50,7 @@ def render_page(report: Report) -> str:
         locked=[group for group in report.groups if group.locked],
         finetuned=report.finetuned,
         seconds=report.seconds,
+        memory=report.memory,
         method=report.method,
     )
 
@@ -72,6 +74,7 @@ def _cards(report: Report) -> list[Card]:
     before, after = report.before, report.after
     cards = [
         _cost_card("MACs", before.macs, after.macs, report.macs_removed),
+        _cost_card("FLOPs", before.flops, after.flops, report.flops_removed),
         _cost_card("Parameters", before.parameters, after.parameters, report.parameters_removed),
     ]
     if report.latency is not None:
@@ -98,7 +101,10 @@ def _score_card(score: Score) -> Card:
     tolerance, share = "measured, no tolerance asked for", None
     if score.tolerance is not None:
         tolerance, share = f"tolerance {score.tolerance:.2f}", score.drop / score.tolerance
-    return Card(score.what.capitalize(), change, points, (tolerance,), share, unit="points")
+    notes = [tolerance]
+    if score.top5_before is not None and score.top5_after is not None:
+        notes.append(f"top-5 {score.top5_before:.2f} → {score.top5_after:.2f}")
+    return Card(score.what.capitalize(), change, points, tuple(notes), share, unit="points")
 
 
 def _proof_card(report: Report) -> Card:

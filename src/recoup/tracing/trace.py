@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from recoup.channels.blocks import residual_blocks
+from recoup.channels.elementwise import with_elementwise
 from recoup.channels.groups import Structure, named_tensors, resolve, with_every_bias, without
 from recoup.channels.head import read_by_head
 from recoup.channels.layouts import layouts
@@ -182,7 +183,7 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
         captured, added = with_biases(original)
         propagated = propagate(captured, sizes_stay=True)
         structure, numbering = resolve(propagated, model, captured)
-        structure = choice.lock_others(structure)
+        structure = choice.lock_others(with_elementwise(structure, propagated, numbering, captured))
         ways = layouts(propagated.labels, numbering, structure)
         own = lock_what_breaks(model, without(structure, added), sample, original, ways)
         ways = layouts(propagated.labels, numbering, own)
@@ -191,7 +192,7 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
     captured, added = with_biases(folded.captured)
     propagated = propagate(captured)
     structure, numbering = resolve(propagated, model, captured)
-    structure = choice.lock_others(structure)
+    structure = choice.lock_others(with_elementwise(structure, propagated, numbering, captured))
     ways = layouts(propagated.labels, numbering, structure)
     own = without(structure, added)
     reason = why_class_fails(model, sample, original, own, ways, folded.names)

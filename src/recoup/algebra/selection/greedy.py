@@ -6,34 +6,40 @@ own output, add up (a residual stream has one set of channels for all its reader
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from recoup.algebra.cuda_graph import RecordedStep, Values
-from recoup.algebra.linalg import add_ridge, factorise, live_rows, narrow_factor
+from recoup.algebra.linalg import SINGULAR, add_ridge, factorise, independent_rows, live_rows, narrow_factor
 from recoup.algebra.selection.elimination import Elimination, rows_by_channel
 from recoup.algebra.selection.problem import Layer, Problem, Ranking, output_variance
 
 # Stands for the score of a channel that no layer can use: below every real one, above those already taken.
 UNUSABLE = torch.finfo(torch.float64).min
-# Forward, a channel is an exact combination of the chosen ones when this share of its variance, or less, is left.
-SINGULAR = 1e-10
 
 
 def forward(problem: Problem) -> Ranking:
     """Grow the kept set by the channel that lowers the compensated error most.
 
-    A channel that is constant, or an exact combination of the chosen ones, is never chosen: it comes last.
+    A channel that is constant, or an exact combination of the chosen ones, is never chosen: it comes last. Without a
+    ridge the ranking says how many can be chosen at all.
     """
     prepared = [_prepare_forward(layer, problem) for layer in problem.layers]
-    order, gains = _sweep(prepared, problem, sign=1)
-    return _ranking(problem, order, _error_left(gains))
+    order, gains, usable = _sweep(prepared, problem, sign=1)
+    left = _error_left(gains)
+    if problem.ridge > 0:
+        return _ranking(problem, order, left)
+    never = ~(usable & _varies(problem)[order])  # none of them adds to the gains, so their order is free
+    ranking = _ranking(problem, order[never.long().argsort(stable=True)], left)
+    return replace(ranking, most=problem.width - int(never.sum()))
 
 
 def backward(problem: Problem) -> Ranking:
     """Shrink the kept set by the channel whose loss compensation repairs best."""
     prepared = [prepare_backward(layer, problem) for layer in problem.layers]
-    order, costs = _sweep(prepared, problem, sign=-1)
+    order, costs, _ = _sweep(prepared, problem, sign=-1)
     lost = torch.cat([costs.new_zeros(1), costs.cumsum(0)])
     return _ranking(problem, order.flip(0), lost.flip(0))
 
@@ -45,7 +51,7 @@ def loss_along(problem: Problem, order: Tensor) -> Tensor:
     """
     prepared = [_prepare_forward(layer, problem) for layer in problem.layers]
     free = order[problem.free[order]]
-    free, gains = _sweep(prepared, problem, sign=1, given=free)
+    free, gains, _ = _sweep(prepared, problem, sign=1, given=free)
     loss = _ranking(problem, free, _error_left(gains)).loss
     assert loss is not None
     return loss
@@ -53,11 +59,15 @@ def loss_along(problem: Problem, order: Tensor) -> Tensor:
 
 def _sweep(
     prepared: list[tuple[Elimination, float]], problem: Problem, *, sign: int, given: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Free channels in the order they were taken (largest `sign` · score first, or as given), and the score of each."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Free channels in the order they were taken (largest `sign` · score first, or as given), and the score of each.
+
+    The last says of each whether a layer could use it.
+    """
     undecided, count = problem.free.clone(), int(problem.free.sum())
     order = torch.zeros(count, dtype=torch.long, device=problem.device)
     taken = torch.zeros(count, dtype=torch.float64, device=problem.device)
+    used = torch.zeros(count, dtype=torch.bool, device=problem.device)
     place = torch.zeros(1, dtype=torch.long, device=problem.device)
 
     eliminations = [elimination for elimination, _ in prepared]
@@ -71,6 +81,7 @@ def _sweep(
         channel = best if given is None else given.index_select(0, place)
         order.index_copy_(0, place, channel)
         taken.index_copy_(0, place, total.index_select(0, channel))
+        used.index_copy_(0, place, usable.any(dim=0).index_select(0, channel))
         undecided.index_fill_(0, channel, False)
         place.add_(1)
         for elimination, can_take in zip(eliminations, usable.index_select(1, channel), strict=True):
@@ -81,7 +92,7 @@ def _sweep(
         replay()
         for elimination in eliminations:
             elimination.apply_full_panel()
-    return order, taken
+    return order, taken, used
 
 
 def _error_left(gains: Tensor) -> Tensor:
@@ -112,9 +123,18 @@ def prepare_backward(layer: Layer, problem: Problem) -> tuple[Elimination, float
     return Elimination(precision, W, *rows_by_channel(channel_of, problem.width, every), 0.0), _scale(layer)
 
 
+def _varies(problem: Problem) -> Tensor:
+    """Which channels vary where some layer reads them (width,)."""
+    found = torch.zeros_like(problem.free)
+    for layer in problem.layers:
+        found[layer.channel_of[live_rows(layer.covariance) & (layer.channel_of >= 0)]] = True
+    return found
+
+
 def _staying_rows(layer: Layer, problem: Problem, live: Tensor) -> Tensor:
     stays = (layer.channel_of < 0) | ~problem.free[layer.channel_of.clamp(min=0)]
-    return (stays & live).nonzero().squeeze(1)
+    rows = (stays & live).nonzero().squeeze(1)
+    return rows if problem.ridge > 0 else rows[independent_rows(layer.covariance[rows][:, rows])]
 
 
 def _scale(layer: Layer) -> float:

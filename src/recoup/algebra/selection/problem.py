@@ -81,11 +81,13 @@ class Ranking:
     """Channels from the most to the least valuable, the ones that must stay first.
 
     `loss[n]` is the relative squared error, summed over layers, when only the first n of `order` are kept;
-    None for a selector that does not know it.
+    None for a selector that does not know it. Of the channels, `most` can be chosen at all: the others are constant, or
+    exact combinations of those before them. None where all can be.
     """
 
     order: Tensor
     loss: Tensor | None = None
+    most: int | None = None
 
 
 class Selector(Protocol):

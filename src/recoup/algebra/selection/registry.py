@@ -68,6 +68,8 @@ def ask(problem: Problem, selector: str | Selector, name: str) -> Ranking:
             f"{name}: the loss of a ranking is told for 0 to {problem.width} channels, as {problem.width + 1} values; "
             f"the selector returned {tuple(ranking.loss.shape)}."
         )
+    if ranking.most is not None and not 0 <= ranking.most <= problem.width:
+        raise UsageError(f"{name}: of {problem.width} channels {ranking.most} cannot be the most to choose.")
     return ranking
 
 
