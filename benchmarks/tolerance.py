@@ -1,6 +1,6 @@
 """Whether a tolerance holds on images that nothing has looked at, over many draws of the images.
 
-    python -m benchmarks.train_cifar --cifar DIR --device cuda --out CHECKPOINTS/resnet20_cifar10_40k.safetensors
+    python -m benchmarks.train resnet20 --data cifar10:DIR --out CHECKPOINTS/resnet20_cifar10_40k.safetensors
     python -m benchmarks.tolerance --cifar DIR --checkpoints CHECKPOINTS --device cuda --jobs 3
 
 For each seed other calibration images are drawn from 40,000 training images, and other labelled images to measure the
@@ -9,7 +9,7 @@ measured on untouched images.
 
 - vgg16: it was trained on all 50,000 training images, so labelled images are test images. The seed divides them: one
   part to measure the tolerance on, the other untouched.
-- resnet20: trained by benchmarks/train_cifar.py on 40,000 training images. The tolerance is measured on images drawn
+- resnet20: trained by benchmarks/train.py on 40,000 training images. The tolerance is measured on images drawn
   from the 10,000 others; the test images are untouched.
 
 The rule: a seed exceeds the tolerance if the drop on its untouched images is above it. That drop is a measurement as

@@ -30,6 +30,7 @@ class Case:
     recovery: str = ""
     order: str = ""
     constraint: str = ""
+    unit: str = ""
     epochs: int | None = None
 
 
@@ -103,7 +104,7 @@ def key_of(plain: Plain) -> Case:
     return Case(**plain["case"])
 
 
-NAMES = ("network", "method", "data", "selector", "recovery", "order", "constraint")
+NAMES = ("network", "method", "data", "selector", "recovery", "order", "constraint", "unit")
 NUMBERS = ("kept", "epochs", "tolerance", "seed")
 
 

@@ -7,6 +7,9 @@
 Rows go to benchmarks/results/paper/NAME.json as they come, and a second call goes on where the first stopped. Then the
 figure docs/paper/NAME.svg and the block NAME of docs/paper.md are written. With --smoke all of it goes to a folder of
 its own. To make a row anew, take it out of the file.
+
+`--minutes 8` begins no case after eight minutes, `--only seed=0 selector=l1,l2` takes a part of the cases: GPU time
+often comes in pieces.
 """
 
 from __future__ import annotations
@@ -17,14 +20,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 
 from benchmarks.networks import CIFAR_IMAGES
-from benchmarks.paper.cases import BEST, PAPER, RELEASED
+from benchmarks.paper.cases import BEST, PAPER, RELEASED, Case
 from benchmarks.paper.checks import require_rows
-from benchmarks.paper.experiment import PAGE, Experiment, run
+from benchmarks.paper.experiment import PAGE, Experiment, chosen_cases, is_out_of_time, run
 from benchmarks.paper.opening import NETWORKS
 from benchmarks.paper.recoveries import IN_ONE_PASS, SEQUENTIAL
 from benchmarks.paper.registry import EXPERIMENTS
@@ -42,7 +46,7 @@ PLACES = {
     "--docs": "DIR",
 }  # fmt: skip
 # Options that decide how a run is shared out, and nothing about its rows.
-UNSAID = ("--jobs",)
+UNSAID = ("--jobs", "--minutes")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -67,8 +71,8 @@ def succeeds(experiment: Experiment, options: argparse.Namespace, words: Sequenc
             experiment.check(rows)
         else:
             print(f"{experiment.name}: no rows; nothing at hand to measure", file=sys.stderr)
-        if options.smoke:
-            require_rows(rows, experiment.cases(options))
+        if options.smoke and not is_out_of_time(options):
+            require_rows(rows, chosen_cases(experiment, options))
     except UsageError as error:
         print(f"{experiment.name}: {error}", file=sys.stderr)
         return False
@@ -130,6 +134,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
 def _add_cases(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--networks", nargs="+", help="all that are at hand if not said")
     parser.add_argument("--methods", nargs="+", choices=(PAPER, RELEASED, BEST))
+    parser.add_argument("--only", nargs="+", default=[], metavar="FIELD=VALUE[,VALUE]", help="a part of the cases")
     parser.add_argument("--tolerances", type=float, nargs="+", help="in points")
     parser.add_argument("--seeds", type=int, help="calibration samples")
     parser.add_argument("--selectors", nargs="+", choices=list(SELECTORS), metavar="SELECTOR")
@@ -153,6 +158,7 @@ def _add_way(parser: argparse.ArgumentParser) -> None:
         "--fast-evaluate", choices=list(PRECISIONS),
         help="precision in which the paper's search measures candidates; what is reported is in float32",
     )  # fmt: skip
+    parser.add_argument("--minutes", type=float, help="begin no case after so many")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the device")
 
 
@@ -165,6 +171,10 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     wrong = [text for text in options.weights if text.partition("=")[0] not in NETWORKS or "=" not in text]
     if wrong:
         parser.error(f"--weights: {', '.join(wrong)} is not NETWORK=FILE with one of {', '.join(NETWORKS)}")
+    known = [part.name for part in fields(Case)]
+    wrong = [text for text in options.only if text.partition("=")[0] not in known or "=" not in text]
+    if wrong:
+        parser.error(f"--only: {', '.join(wrong)} is not FIELD=VALUE with one of {', '.join(known)}")
     if options.jobs < 1:
         parser.error(f"--jobs must be at least 1, got {options.jobs}")
     if not (options.smoke or options.table) and (options.cifar is None and options.imagenet is None):
@@ -174,4 +184,6 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         options.out = options.out or Path(tempfile.mkdtemp(prefix="recoup-paper-"))
         options.docs = options.docs or options.out
     options.out, options.docs = options.out or RESULTS, options.docs or DOCS
+    options.only = {name: value.split(",") for name, _, value in (text.partition("=") for text in options.only)}
+    options.until = None if options.minutes is None else time.time() + 60 * options.minutes
     options.command = ""

@@ -12,6 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 # A grey that can be read on white and on black: contrast of 4 to either.
 INK = "#7d8590"
@@ -68,6 +69,12 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None, "Creator": "recoup"})
 
 
+def legend_beside(figure: Figure, axes: Any) -> None:
+    """One legend for all panels, at the right of them, where many series hide nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper")
+
+
 def colour(place: int) -> str:
     """The colour of a series by its place."""
     return COLOURS[place % len(COLOURS)]
@@ -84,5 +91,6 @@ def draw_sparsity(axes: Any, series: Mapping[str, Sequence[float]]) -> None:
         layers = range(1, len(shares) + 1)
         points = [100 * share for share in shares]
         axes.plot(layers, points, f"{marker(place)}-", color=colour(place), label=label, markersize=4)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="layer", ylabel="% of the channels removed", ylim=(-3, 103))
     axes.legend()

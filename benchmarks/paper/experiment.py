@@ -13,9 +13,10 @@ import os
 import queue
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,26 @@ def run(experiment: Experiment, options: Options) -> list[Row]:
     path = options.out / f"{experiment.name}.json"
     if not options.table:
         store = Store(path, settings_of(options), key_of)
-        for row in measured(experiment.measure, store.waiting(experiment.cases(options)), options):
+        for row in measured(experiment.measure, store.waiting(chosen_cases(experiment, options)), options):
             store.add(row)
     rows = stored_rows(path)
     if rows:
         publish(experiment, rows, options.docs)
     return rows
+
+
+def chosen_cases(experiment: Experiment, options: Options) -> list[Case]:
+    """The cases that `--only` leaves: each field that it names has one of the values it gives."""
+    return [
+        case
+        for case in experiment.cases(options)
+        if all(str(asdict(case)[name]) in values for name, values in options.only.items())
+    ]
+
+
+def is_out_of_time(options: Options) -> bool:
+    """Whether the minutes that the command line allows are over; a case that has begun is finished."""
+    return options.until is not None and time.time() > options.until
 
 
 def stored_rows(path: Path) -> list[Row]:
@@ -167,6 +182,8 @@ def rows_of(measure: Measure, cases: Sequence[Case], options: Options) -> Iterat
     A library that is missing says nothing about the case: it has no row, and stderr says why.
     """
     for case in cases:
+        if is_out_of_time(options):
+            return
         try:
             outcome = measure(sample_of(case, options), case, options)
         except ModelError as error:
@@ -179,7 +196,7 @@ def rows_of(measure: Measure, cases: Sequence[Case], options: Options) -> Iterat
 
 def sample_of(case: Case, options: Options) -> Sample:
     """The calibration sample of a case; the last few are remembered."""
-    said = {name: repr(value) for name, value in vars(options).items() if name != "command"}
+    said = {name: repr(value) for name, value in vars(options).items() if name not in ("command", "until")}
     key = tuple(sorted(said.items()))
     return _sample(case.network, case.data, case.seed, _Remembered(key, options))
 

@@ -1,6 +1,6 @@
 """Figure 4: sparsity per layer with the step constraint, and with the whole tolerance from the first layer on.
 
-Varies the constraint of the search.
+Varies the constraint of the search; of networks with residual blocks also its unit, block by block or layer by layer.
 
 Asserts: both stay within the tolerance; without the step constraint the first third of the layers loses more.
 """
@@ -18,21 +18,29 @@ from benchmarks.paper.opening import at_hand
 from benchmarks.paper.sparsity import draw_profiles, profile, sparsity_table
 
 STEP, GLOBAL = "step", "global"
+LAYER = "layer"
+# Networks of residual blocks; those of the others are layers anyway.
+RESIDUAL = ("resnet20", "resnet50", "resnet56", "resnet50-imagenet", "small-resnet")
 
 
 def cases(options: Options) -> list[Case]:
     return [
-        Case(network, seed=seed, tolerance=tolerance, constraint=constraint)
+        Case(network, seed=seed, tolerance=tolerance, constraint=constraint, unit=unit)
         for network in at_hand(("vgg16", "vgg19", "resnet50"), options)
         for seed in range(options.seeds or 1)
         for tolerance in options.tolerances or ((4.0,) if options.smoke else (1.0, 2.0))
-        for constraint in (STEP, GLOBAL)
+        for constraint, unit in searches_of(network)
     ]
+
+
+def searches_of(network: str) -> list[tuple[str, str]]:
+    """Constraints and units to compare."""
+    return [(STEP, ""), (GLOBAL, ""), *([(STEP, LAYER)] if network in RESIDUAL else [])]
 
 
 def constraint_of(case: Case) -> str:
     """The name of the line."""
-    return f"{case.constraint} constraint"
+    return f"{case.constraint} constraint{', layer by layer' if case.unit == LAYER else ''}"
 
 
 def check(rows: Sequence[Row]) -> None:
@@ -41,7 +49,7 @@ def check(rows: Sequence[Row]) -> None:
         early = {
             constraint: first_third(profile(found))
             for constraint in (STEP, GLOBAL)
-            if (found := measured(mine, constraint=constraint))
+            if (found := measured(mine, constraint=constraint, unit=""))
         }
         if len(early) == 2:
             more, less = early[GLOBAL], early[STEP]

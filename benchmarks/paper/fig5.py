@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.paper.cases import Case, Row, average, grouped, markdown, measured, shown
 from benchmarks.paper.checks import require, require_within_tolerance
-from benchmarks.paper.drawing import colour, marker, panels
+from benchmarks.paper.drawing import colour, legend_beside, marker, panels
 from benchmarks.paper.experiment import Experiment, Options
 from benchmarks.paper.opening import at_hand
 from benchmarks.paper.published import TOLERANCES
@@ -63,7 +63,7 @@ def draw(rows: Sequence[Row]) -> Figure:
             )  # fmt: skip
         panel.set(xlabel="% of the FLOPs removed", ylabel="points lost on test")
         panel.set_title(f"{mine[0].case.network}: one search, one compensation, every selector")
-        panel.legend(ncols=2)
+    legend_beside(figure, axes[0])
     return figure
 
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 import recoup
 from benchmarks.paper.cases import Case, Outcome, Row, grouped, markdown, measured
 from benchmarks.paper.checks import require
-from benchmarks.paper.drawing import colour, marker, panels
+from benchmarks.paper.drawing import colour, legend_beside, marker, panels
 from benchmarks.paper.experiment import Experiment, Options
 from benchmarks.paper.opening import at_hand
 from benchmarks.paper.selectors import CAP, selectors_of
@@ -112,7 +112,7 @@ def draw(rows: Sequence[Row]) -> Figure:
                 label=selector, markersize=3, linewidth=1,
             )  # fmt: skip
         panel.set(xlabel="% of the channels removed", ylabel="relative loss", yscale="log", title=f"layer {layer}")
-    axes[0].legend(fontsize=6, ncols=2)
+    legend_beside(figure, axes[0])
     return figure
 
 

@@ -55,7 +55,7 @@ def retrained(sample: Sample, case: Case) -> Outcome:
     goal = recoup.Goal(budget=recoup.Budget(macs=case.kept))
     allocation = recoup.allocate(ranked.seen, ranked.rankings, goal)
     smaller, clock = finished(ranked.seen, allocation), Clock()
-    epochs, batches = case.epochs, subject.training()
+    epochs, batches = case.epochs, sample.once("training", subject.training)
     made = clock("training", lambda: trained(smaller, batches, epochs, seed=case.seed))
     return with_sizes(subject.outcome(made.model, clock.seconds, clock.memory), ranked.seen, allocation.keep)
 

@@ -10,9 +10,11 @@ from torch import nn
 import recoup
 from benchmarks.machine import timed
 from benchmarks.networks import Batches
-from benchmarks.train_cifar import Shuffled
+from benchmarks.train import Shuffled
 
 BATCH = 256
+# Few images make smaller batches: an epoch has at least so many steps.
+STEPS = 10
 MOMENTUM, DECAY = 0.9, 5e-4
 # A tenth of the rate that a network is trained with from nothing.
 RETRAINING_RATE = 0.02
@@ -41,7 +43,6 @@ def trained(
 
 def _finetuned(model: nn.Module, batches: Batches, epochs: int, rate: float, seed: int) -> nn.Module:
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    shuffled = Shuffled(images, labels, min(BATCH, max(2, len(images) // 8)), moves=False)
     training = recoup.Training(
         epochs=epochs,
         optimiser="sgd",
@@ -53,4 +54,5 @@ def _finetuned(model: nn.Module, batches: Batches, epochs: int, rate: float, see
         augment="crop" if images.shape[-1] > SMALL else "none",
         seed=seed,
     )
-    return recoup.finetune(model, shuffled, training).model
+    size = max(1, min(BATCH, len(images) // STEPS))
+    return recoup.finetune(model, Shuffled(images, labels, size), training).model

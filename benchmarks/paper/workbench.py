@@ -232,7 +232,7 @@ def method_of(case: Case, options: argparse.Namespace) -> Method:
     kind: dict[str, type[Method]] = {PAPER: recoup.Paper, RELEASED: recoup.Released, BEST: recoup.Best}
     named: dict[str, Any] = {"selector": case.selector, "order": case.order, "constraint": case.constraint}
     named |= {
-        "unit": options.unit,
+        "unit": case.unit or options.unit,
         "ridge": options.ridge,
         "weighting": options.weighting,
         "positions": options.positions,

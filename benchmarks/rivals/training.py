@@ -13,11 +13,17 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import recoup
-from benchmarks.train_cifar import Shuffled, rate_at, shifted
+from benchmarks.train import Shuffled
+
+# Pixels by which an image is shifted at most, as is usual for CIFAR.
+SHIFT = 4
+# The part of the steps over which the learning rate rises.
+WARM_UP = 0.05
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From images and labels to what is to be small."""
@@ -53,9 +59,10 @@ def finetuned(model: nn.Module, images: Tensor, labels: Tensor, schedule: Schedu
         momentum=schedule.momentum,
         decay=schedule.decay,
         precision="bfloat16" if images.is_cuda else "float32",
+        augment="crop" if schedule.augment else "none",
         seed=schedule.seed,
     )
-    batches = Shuffled(images, labels, min(schedule.batch, len(images)), moves=schedule.augment)
+    batches = Shuffled(images, labels, min(schedule.batch, len(images)))
     return recoup.finetune(model, batches, training).model
 
 
@@ -112,6 +119,23 @@ def batches(images: Tensor, labels: Tensor, schedule: Schedule) -> Iterator[Batc
             chosen = shifted(images[rows], generator) if schedule.augment else images[rows]
             rate = rate_at(epoch * per_epoch + number - 1, steps, schedule.rate)
             yield Batch(chosen, labels[rows], rate, number == per_epoch)
+
+
+def rate_at(step: int, steps: int, peak: float) -> float:
+    """The learning rate: up in a line, down along a cosine."""
+    return recoup.Training(rate=peak, warm_up=WARM_UP).rate_at(step, steps)
+
+
+def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Every image (n, c, h, w) moved by up to `SHIFT` pixels, zeros coming in, and every second one flipped."""
+    count, channels, height, width = images.shape
+    down, right = torch.randint(0, 2 * SHIFT + 1, (2, count, 1), generator=generator).to(images.device)
+    flip = torch.rand(count, 1, generator=generator).to(images.device) < 0.5
+    rows, columns = (torch.arange(size, device=images.device) for size in (height, width))
+    rows, columns = rows + down, torch.where(flip, columns.flip(0), columns) + right
+    sample = torch.arange(count, device=images.device)[:, None, None, None]
+    channel = torch.arange(channels, device=images.device)[:, None, None]
+    return F.pad(images, (SHIFT,) * 4)[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
 def steps_in(images: Tensor, schedule: Schedule) -> int:

@@ -181,7 +181,8 @@ def test_inspect_as_json_and_nothing_else(model):
     assert [group["row"]["name"] for group in data["groups"]] == ["0", "2", "6"]
     assert [group["parameters"] for group in data["groups"]] == [60, 275, 60]
     assert data["edges"] == [{"source": "0", "target": "2"}, {"source": "2", "target": "6"}]
-    assert data["least"] == {"macs": 64 * 18 + 10, "parameters": (9 + 1) * 2 + 10 + 10}
+    least = {"macs": 64 * 18 + 10, "parameters": (9 + 1) * 2 + 10 + 10, "elementwise": 64 * 2}
+    assert data["least"] == {**least, "flops": 64 * 18 + 10 + 64 * 2}
 
 
 def test_inspect_draws_a_picture(model, tmp_path):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -106,7 +107,8 @@ def test_the_groups_of_understood_layers_make_up_the_network(name):
 
 def test_what_is_left_with_one_channel_per_layer():
     seen = inspected("plain")
-    assert seen.least == Cost(64 * 27 + 16 * 9 + 4, (27 + 2) + (9 + 2) + (4 + 4))
+    # for every value a batch norm multiplies and adds, and a ReLU looks at its sign
+    assert seen.least == Cost(64 * 27 + 16 * 9 + 4, (27 + 2) + (9 + 2) + (4 + 4), elementwise=3 * (64 + 16))
     assert seen.macs_locked == pytest.approx(1876 / 17312)
     assert seen.parameters_locked == pytest.approx(48 / 658)
 
@@ -144,7 +146,8 @@ def test_inputs_and_outputs():
 def test_json_has_everything():
     seen = inspected("residual")
     data = json.loads(json.dumps(seen.to_json()))
-    assert data["least"] == {"macs": seen.least.macs, "parameters": seen.least.parameters}
+    least = seen.least
+    assert data["least"] == {**asdict(least), "flops": least.macs + least.elementwise}
     assert data["edges"][0] == {"source": seen.edges[0].source, "target": seen.edges[0].target}
     assert data["inputs"] == ["stem.0"] and data["outputs"] == ["head"]
     assert data["macs_locked"] == seen.macs_locked and data["parameters_locked"] == seen.parameters_locked
@@ -155,7 +158,7 @@ def test_json_has_everything():
 
 def test_text_has_macs_parameters_and_what_stays():
     lines = str(inspected("plain")).splitlines()
-    assert lines[0].startswith("Sequential: 17,312 MACs, 658 parameters, 2 of 3 groups prunable; 10.8% of the MACs")
+    assert lines[0].startswith("Sequential: 17,312 MACs, 18,848 FLOPs, 658 parameters, 2 of 3 groups prunable; 10.8% of")
     assert "7.3% of the parameters stay whatever is pruned" in lines[0]
     assert " ".join(lines[1].split()) == "0.0.0 6 channels 10,368 MACs (59.9%) 174 parameters (26.4%) free"
     assert "4 locked: the model returns it" in lines[3]

@@ -22,7 +22,7 @@ from recoup.graph.standalone import Standalone
 from recoup.inputs.augment import varied
 from recoup.inputs.batches import Inputs
 from recoup.training.loop import make_optimiser
-from recoup.training.losses import on_teacher
+from recoup.training.losses import on_labels, on_teacher
 from tests.zoo import conv_bn, seeded
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -87,12 +87,12 @@ def test_digits_are_learnt():
     assert trained.history[-1].loss < 0.2 < trained.history[0].loss
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
-def test_a_step_is_torchs_own(optimiser):
+@pytest.mark.parametrize(("optimiser", "smoothing"), [("sgd", 0.0), ("adamw", 0.0), ("sgd", 0.3)])
+def test_a_step_is_torchs_own(optimiser, smoothing):
     """One epoch of two batches without anything random, against the loop that anybody would write."""
     with seeded(0):
         model = nn.Sequential(nn.Flatten(), nn.Linear(108, 5), nn.Tanh(), nn.Linear(5, 4))
-    training = recoup.Training(epochs=2, optimiser=optimiser, rate=0.1, warm_up=0.0, decay=0.01)
+    training = recoup.Training(epochs=2, optimiser=optimiser, rate=0.1, warm_up=0.0, decay=0.01, smoothing=smoothing)
     batches = data(48)
     trained = recoup.finetune(model, batches, training)
     twin = copy.deepcopy(model)
@@ -107,7 +107,7 @@ def test_a_step_is_torchs_own(optimiser):
         for group in own.param_groups:
             group["lr"] = 0.1 * 0.5 * (1 + np.cos(np.pi * step / 4))
         own.zero_grad()
-        loss = F.cross_entropy(twin(images), labels)
+        loss = F.cross_entropy(twin(images), labels, label_smoothing=smoothing)
         loss.backward()
         own.step()
         losses.append(float(loss.detach()))
@@ -410,6 +410,7 @@ def test_what_cannot_be_trained_is_refused():
         ({"rate": 0.0}, "rate must be a number above 0"),
         ({"momentum": 1.0}, "momentum must lie from 0 to below 1"),
         ({"warm_up": -0.1}, "warm_up must lie from 0"),
+        ({"smoothing": 1.0}, "smoothing must lie from 0 to below 1"),
         ({"decay": -1}, "decay must be a number of at least 0"),
         ({"temperature": float("inf")}, "temperature must be a number above 0"),
         ({"loss": "label"}, "unknown loss 'label'"),
@@ -427,3 +428,10 @@ def test_every_field_is_in_the_guide():
     _, text = (DOCS / "recoveries.md").read_text().split("## Retraining\n")
     told = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", text, flags=re.MULTILINE)
     assert told == [(field.name, repr(field.default)) for field in dataclasses.fields(recoup.Training)]
+
+
+def test_smoothing_spreads_a_share_of_the_label_over_all_classes():
+    scores, labels = torch.randn(7, 4), torch.arange(7) % 4
+    target = 0.7 * F.one_hot(labels, 4) + 0.3 / 4
+    by_hand = -(target * scores.log_softmax(dim=1)).sum(dim=1).mean()
+    torch.testing.assert_close(on_labels(scores, labels, 0.3), by_hand)

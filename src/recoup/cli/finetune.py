@@ -38,7 +38,8 @@ from recoup.training.settings import Training
 
 # Options that are fields of `Training`, besides the seed.
 FIELDS = (
-    "epochs", "optimiser", "rate", "momentum", "decay", "warm_up", "loss", "temperature", "precision", "augment",
+    "epochs", "optimiser", "rate", "momentum", "decay", "warm_up", "smoothing", "loss", "temperature", "precision",
+    "augment",
 )  # fmt: skip
 
 
@@ -82,6 +83,7 @@ training_options = combined(
     click.option("--momentum", metavar="M", type=float, help="Of the gradient."),
     click.option("--decay", metavar="D", type=float, help="Weight decay, of matrices and kernels."),
     click.option("--warm-up", metavar="F", type=float, help="Share of the steps over which the rate rises."),
+    click.option("--smoothing", metavar="F", type=float, help="Share of a label that is spread over all classes."),
     click.option("--loss", metavar="NAME", help="labels, distillation or both."),
     click.option("--temperature", metavar="T", type=float, help="Of distillation."),
     click.option("--precision", metavar="NAME", help="float32 or bfloat16."),

@@ -185,7 +185,7 @@ class _Loop:
     def _loss(self, scores: Tensor, target: Tensor | None, batch: Any, number: int) -> Tensor:
         parts = []
         if self._training.needs_labels:
-            parts.append(on_labels(scores, self._labels(batch, scores, number)))
+            parts.append(on_labels(scores, self._labels(batch, scores, number), self._training.smoothing))
         if target is not None:
             parts.append(on_teacher(scores, target, self._training.temperature))
         return torch.stack(parts).mean()

@@ -37,9 +37,9 @@ def scores_in(outputs: Any) -> Tensor:
     return scores if scores.dtype is torch.float64 else scores.float()
 
 
-def on_labels(scores: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of scores (n, classes, ...) with class numbers (n, ...)."""
-    return F.cross_entropy(scores, labels)
+def on_labels(scores: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy of scores (n, classes, ...) with labels (n, ...), each smoothed over all classes."""
+    return F.cross_entropy(scores, labels, label_smoothing=smoothing)
 
 
 def on_teacher(scores: Tensor, target: Tensor, temperature: float) -> Tensor:

@@ -29,6 +29,7 @@ class Training:
     momentum: of the gradient; for adamw the first of its two averages.
     decay: weight decay, of matrices and kernels only.
     warm_up: the share of the steps over which the rate rises.
+    smoothing: the share of a label that is spread over all classes.
     loss: "labels" is cross-entropy, "distillation" the divergence from a teacher's answers, "both" their mean.
     temperature: that scores are divided by before they are compared with the teacher's.
     precision: "bfloat16" multiplies in that, and keeps weights as they are.
@@ -42,6 +43,7 @@ class Training:
     momentum: float = 0.9
     decay: float = 5e-4
     warm_up: float = 0.05
+    smoothing: float = 0.0
     loss: Loss = "labels"
     temperature: float = 2.0
     precision: Precision = "float32"
@@ -56,7 +58,7 @@ class Training:
         for name, kind in (("optimiser", Optimiser), ("loss", Loss), ("precision", Precision), ("augment", Augment)):
             require_one_of(name, getattr(self, name), get_args(kind))
         require_at_least("decay", self.decay, 0)
-        for name in ("momentum", "warm_up"):
+        for name in ("momentum", "warm_up", "smoothing"):
             if not is_number(getattr(self, name)) or not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"{name} must lie from 0 to below 1, got {getattr(self, name)}.")
         for name, value in (("rate", self.peak), ("temperature", self.temperature)):

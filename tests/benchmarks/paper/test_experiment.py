@@ -2,6 +2,7 @@
 
 import json
 import queue
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from benchmarks.paper.command import command_of, main, parse
 from benchmarks.paper.experiment import run, together
 from benchmarks.paper.opening import at_hand, weights_of
 
-from benchmarks.paper import experiment, table2
+from benchmarks.paper import experiment, fig4, retraining, table2
 from recoup.errors import BudgetError, ModelError, UsageError
 from tests.benchmarks.paper.rows import STAMP, row
 
@@ -51,6 +52,35 @@ def test_a_second_run_goes_on_where_the_first_stopped(options):
     assert done == CASES and {each.case for each in made} == set(CASES) and len(made) == len(CASES)
     assert made[0].stamp.machine == "CPU" and set(made[0].stamp.versions) == {"recoup", "torch", "python"}
     assert (options.docs / "paper" / "table2.svg").exists()
+
+
+def test_no_case_begins_after_the_minutes_and_a_second_run_goes_on(options, monkeypatch):
+    done = []
+
+    def measure(sample, case, options):
+        done.append(case)
+        options.until = -1.0 if len(done) == 3 else None
+        return row(case).outcome
+
+    assert len(run(measuring(measure), options)) == 3
+    options.until = None
+    run(measuring(measure), options)
+    assert done == CASES
+
+
+def test_a_part_of_the_cases_can_be_asked_for(options):
+    options.only = {"seed": ["1"], "tolerance": ["1.0", "9.0"]}
+    made = run(measuring(lambda sample, case, options: row(case).outcome), options)
+    assert [each.case for each in made] == [CASES[2]]
+    given = parse(["fig5", "--smoke", "--only", "selector=l1,l2", "seed=0", "--minutes", "1"])
+    assert given.only == {"selector": ["l1", "l2"], "seed": ["0"]} and 0 < given.until - time.time() <= 60
+
+
+def test_many_epochs_come_last_but_for_what_is_drawn():
+    given = parse(["retraining", "--smoke", "--epochs", "0", "1", "10", "--selectors", "backward", "fpgm"])
+    cases = retraining.cases(given)
+    late = [case for case in cases if (case.epochs or 0) > 1 and not retraining.is_drawn(case)]
+    assert late and cases[-len(late) :] == late and {case.selector for case in late} == {"fpgm", "backward"}
 
 
 def test_rows_that_are_stored_are_shown_and_not_made(options):
@@ -99,6 +129,7 @@ def test_rows_of_processes_come_as_they_are_made_and_a_failure_is_raised():
         (["table2", "--smoke", "--networks", "vgg16"], "there is no vgg16; known are small-vgg"),
         (["fig5", "--smoke", "--selectors", "best"], "invalid choice: 'best'"),
         (["table1", "--smoke", "--weights", "file.pt"], "file.pt is not NETWORK=FILE with one of vgg16"),
+        (["fig5", "--smoke", "--only", "colour=red"], "colour=red is not FIELD=VALUE with one of network, method"),
         (["table1", "--smoke", "--jobs", "0"], "--jobs must be at least 1, got 0"),
     ],
 )
@@ -132,3 +163,9 @@ def test_a_lost_meaning_makes_the_command_fail(options, tmp_path, monkeypatch, c
     with pytest.raises(SystemExit, match="failed: table2"):
         main(["table2", "--smoke", "--out", str(tmp_path)])
     assert "table2 does not mean what it should" in capsys.readouterr().err
+
+
+def test_residual_networks_are_also_searched_layer_by_layer():
+    cases = fig4.cases(parse(["fig4", "--smoke"]))
+    assert {case.network for case in cases if case.unit == "layer"} == {"small-resnet"}
+    assert len({fig4.constraint_of(case) for case in cases}) == 3

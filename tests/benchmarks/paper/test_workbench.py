@@ -67,7 +67,9 @@ def test_the_method_has_the_fields_of_the_case_and_of_the_command():
     case = Case("net", seed=3, order="top-down", selector="l2")
     given = options("--ridge", "0", "--positions", "0", "--weighting", "none")
     made = method_of(case, given)
-    assert made == recoup.Paper("l2", "none", ridge=0.0, positions=None, order="top-down", unit="block", seed=3)
+    assert made == recoup.Paper(
+        selector="l2", weighting="none", ridge=0.0, positions=None, order="top-down", unit="block", seed=3
+    )
     assert method_of(Case("net", "released"), given).ridge == 0.0
     assert method_of(Case("net", "best", 1), options()) == recoup.Best(seed=1)
     assert {part.name for part in fields(made)} >= {"unit", "constraint"}
