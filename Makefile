@@ -21,11 +21,11 @@ check-types:
 layers:
 	$(BIN)/lint-imports
 
-# Tests that try things at random, break things on purpose, prune large networks or run experiments take longer: they
+# Tests that try things at random, break things on purpose, prune large or many networks or run examples take longer: they
 # are `make longer`. With COVER both collect coverage, which `make coverage` judges.
 LONGER := tests/fuzz tests/hostile tests/faults tests/test_threads.py tests/test_random_wirings.py \
 	tests/test_callers_things.py tests/test_hostile_calls.py tests/test_torchvision.py tests/test_cifar_networks.py \
-	tests/test_examples.py tests/cli/test_demo.py tests/benchmarks
+	tests/test_examples.py tests/test_docs.py tests/test_laws.py tests/cli/test_demo.py tests/benchmarks
 COVERED := $(if $(COVER),--cov --cov-append --cov-report=)
 
 tests:

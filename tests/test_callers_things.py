@@ -282,7 +282,7 @@ FAILURES = {
     "no memory for the graph": (errors.CaptureError, {"patch": ("torch.export.export", NO_MEMORY)}),
     "no memory for the statistics": (
         RecoupError,
-        {"patch": ("recoup.statistics.calibrate.Accumulator.update", NO_MEMORY)},
+        {"patch": ("recoup.algebra.moments.Accumulator.update", NO_MEMORY)},
     ),
     "no memory for the ranking": (MemoryError, {"patch": ("recoup.statistics.rank.problem_of", MemoryError())}),
     "no memory for the result": (MemoryError, {"patch": ("recoup._prune.apply", MemoryError())}),

@@ -494,7 +494,7 @@ def test_sizes_that_depend_on_values_lock_what_they_read(kind, free):
     model = build(kind)
     structure = recoup.trace(model, images(2)).structure
     assert {group.name for group in structure.prunable} == set(free)
-    result = recoup.prune(model, [images()], budget=HALF, method="paper")
+    result = recoup.prune(model, [images()], budget=HALF, method=recoup.Paper(classifier=True))
     with torch.no_grad():
         got, expected = result.model(images(3)), model(images(3))
     assert type(got) is type(expected) and result.report.proof.difference <= result.report.proof.allowed
@@ -508,7 +508,7 @@ class Divided(Net):
         return self.head(self.features(y / torch.tensor(float(y.shape[1]))))
 
 
-@pytest.mark.parametrize("method", ["fast", "paper"])
+@pytest.mark.parametrize("method", [recoup.Fast(), recoup.Paper(classifier=True)])
 @pytest.mark.parametrize("keep_class", [False, True])
 def test_a_constant_made_of_a_size(method, keep_class):
     result = recoup.prune(build(Divided), [images()], budget=HALF, method=method, keep_class=keep_class)

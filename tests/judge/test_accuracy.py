@@ -161,7 +161,11 @@ def test_top5_is_left_out_of_few_classes_and_where_there_are_no_labels():
     for classes, is_labelled in ((10, True), (11, True), (11, False)):
         model, x, validation = wide(classes)
         given = validation if is_labelled else [x]
-        score = recoup.prune(model, [x], validation=given, budget=half, method="paper").report.score
+        score = recoup.prune(
+            model, [x], validation=given, budget=half, method=recoup.Paper(classifier=True)
+        ).report.score
         assert (score.top5_before is None) == (score.top5_after is None) == (classes == 10 or not is_labelled)
-    score = recoup.prune(model, [x], evaluate=lambda _: 50.0, budget=half, method="paper").report.score
+    score = recoup.prune(
+        model, [x], evaluate=lambda _: 50.0, budget=half, method=recoup.Paper(classifier=True)
+    ).report.score
     assert score.what == "score" and score.top5_before is None is score.top5_after

@@ -158,7 +158,9 @@ def test_json_has_everything():
 
 def test_text_has_macs_parameters_and_what_stays():
     lines = str(inspected("plain")).splitlines()
-    assert lines[0].startswith("Sequential: 17,312 MACs, 18,848 FLOPs, 658 parameters, 2 of 3 groups prunable; 10.8% of")
+    assert lines[0].startswith(
+        "Sequential: 17,312 MACs, 18,848 FLOPs, 658 parameters, 2 of 3 groups prunable; 10.8% of"
+    )
     assert "7.3% of the parameters stay whatever is pruned" in lines[0]
     assert " ".join(lines[1].split()) == "0.0.0 6 channels 10,368 MACs (59.9%) 174 parameters (26.4%) free"
     assert "4 locked: the model returns it" in lines[3]
