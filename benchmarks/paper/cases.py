@@ -31,6 +31,7 @@ class Case:
     order: str = ""
     constraint: str = ""
     unit: str = ""
+    weighting: str = ""
     epochs: int | None = None
 
 
@@ -71,12 +72,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a row was made with: versions, machine, the command, and in which precision the search measured."""
+    """What a row was made with: versions, machine, the command, and in which precision the search measured.
+
+    shared: processes that worked on the machine at the same time, this one counted. With several, seconds are longer
+    than those of one alone.
+    """
 
     versions: Mapping[str, str]
     machine: str
     command: str
     evaluate: str = "float32"
+    shared: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,7 @@ class Row:
 
 def read_row(plain: Plain) -> Row:
     """The row that the file has."""
-    stamp = {part.name: plain[part.name] for part in fields(Stamp)}
+    stamp = {part.name: plain[part.name] for part in fields(Stamp) if part.name in plain}
     return Row(key_of(plain), Outcome(**plain["outcome"]), Stamp(**stamp))
 
 
@@ -104,7 +110,7 @@ def key_of(plain: Plain) -> Case:
     return Case(**plain["case"])
 
 
-NAMES = ("network", "method", "data", "selector", "recovery", "order", "constraint", "unit")
+NAMES = ("network", "method", "data", "selector", "recovery", "order", "constraint", "unit", "weighting")
 NUMBERS = ("kept", "epochs", "tolerance", "seed")
 
 

@@ -45,8 +45,8 @@ PLACES = {
     "--cifar": "DIR", "--checkpoints": "DIR", "--imagenet": "DIR", "--other-source": "DIR", "--out": "DIR",
     "--docs": "DIR",
 }  # fmt: skip
-# Options that decide how a run is shared out, and nothing about its rows.
-UNSAID = ("--jobs", "--minutes")
+# Options that decide how a run is shared out; of its rows they decide the seconds, which say so.
+UNSAID = ("--jobs", "--beside", "--minutes")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -160,6 +160,7 @@ def _add_way(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--minutes", type=float, help="begin no case after so many")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the device")
+    parser.add_argument("--beside", type=int, default=0, help="processes of others on it meanwhile; rows say so")
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -177,6 +178,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error(f"--only: {', '.join(wrong)} is not FIELD=VALUE with one of {', '.join(known)}")
     if options.jobs < 1:
         parser.error(f"--jobs must be at least 1, got {options.jobs}")
+    if options.beside < 0:
+        parser.error(f"--beside must be at least 0, got {options.beside}")
     if not (options.smoke or options.table) and (options.cifar is None and options.imagenet is None):
         parser.error("--cifar or --imagenet must be said; --smoke needs neither")
     options.weights = dict(text.split("=", 1) for text in options.weights)

@@ -135,6 +135,9 @@ def made_with(rows: Sequence[Row]) -> str:
     machines = dict.fromkeys(row.stamp.machine for row in rows)
     precisions = dict.fromkeys(row.stamp.evaluate for row in rows)
     said = f"Seeds {seeds}. {'; '.join(made)}. {'; '.join(machines)}. The search measured in {' or '.join(precisions)}."
+    most = max(row.stamp.shared for row in rows)
+    if most > 1:
+        said += f" Up to {most} processes shared the machine: seconds are longer than those of one alone."
     commands = dict.fromkeys(row.stamp.command for row in rows)
     lines = [wrapped for command in commands for wrapped in wrapped_command(command)]
     return "\n".join([textwrap.fill(said, WIDTH), "```", *lines, "```"])
@@ -171,7 +174,7 @@ def together(cases: Sequence[Case]) -> list[list[Case]]:
     """The cases in groups that share a sample and a ranking, in the order of their first cases."""
     groups: dict[Hashable, list[Case]] = {}
     for case in cases:
-        key = case.network, case.data, case.seed, case.method, case.selector, case.epochs
+        key = case.network, case.data, case.seed, case.method, case.selector, case.weighting, case.epochs
         groups.setdefault(key, []).append(case)
     return list(groups.values())
 
@@ -229,7 +232,7 @@ def stamp_of(case: Case, options: Options) -> Stamp:
     """What rows of this run are made with."""
     is_fast = options.fast_evaluate and case.tolerance is not None and case.method != BEST
     evaluate = options.fast_evaluate if is_fast else "float32"
-    return Stamp(versions(), device_name(options.device), options.command, evaluate)
+    return Stamp(versions(), device_name(options.device), options.command, evaluate, options.jobs + options.beside)
 
 
 def _send(measure: Measure, cases: Sequence[Case], options: Options, made: Any) -> None:

@@ -169,6 +169,8 @@ def _sources(
             return own(int(count), seed)
         place = f"noise:{count}" if source == NOISE else other_source(options)
         batches = open_data(place, spec, batch_size=options.batch or 1000, limit=int(count), seed=seed)
+        if batches.count != int(count):
+            raise UsageError(f"{place} has {batches.count:,} images, and {int(count):,} are asked for")
         labelled = ((batch, None) if isinstance(batch, torch.Tensor) else batch for batch in batches)
         return [images.to(options.device) for images, _ in labelled]  # type: ignore[misc]  # calibration needs no labels
 

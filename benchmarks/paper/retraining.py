@@ -1,8 +1,10 @@
 """Retraining: what labels and epochs add to every selector and recovery, and what Torch-Pruning makes of them.
 
 Varies selector, recovery and epochs at one share of the MACs, every group cut alike; beside them `Best` with widths of
-its own, and Torch-Pruning 1.6.1 with batch norms estimated again, each with the same epochs. The question: what does
-one get from the same minute of GPU time? Accuracy over seconds, all stages counted.
+its own, and Torch-Pruning 1.6.1 with batch norms estimated again, each with the same epochs. Two controls train the
+network that the L2 norm leaves, at the rate of a training from nothing: with the weights that are left (the learning
+rate is rewound), and with fresh ones (from scratch). The question: what does one get from the same minute of GPU time?
+Accuracy over seconds, all stages counted.
 
 Torch-Pruning is left out where it is not installed (`pip install --no-deps torch-pruning==1.6.1`).
 
@@ -11,11 +13,14 @@ Asserts: at 0 epochs compensation beats none; the most epochs lose no more than 
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
+import torch
 from matplotlib.figure import Figure
 from torch import nn
 
@@ -28,11 +33,15 @@ from benchmarks.paper.experiment import Experiment, Options
 from benchmarks.paper.opening import at_hand
 from benchmarks.paper.recoveries import NONE, ONE_PASS, recovered, recoveries_of
 from benchmarks.paper.selectors import CAP, selectors_of
-from benchmarks.paper.training import trained
+from benchmarks.paper.training import RETRAINING_RATE, trained
 from benchmarks.paper.workbench import Clock, Sample, finished, with_sizes
+from benchmarks.train import Recipe
 from recoup.errors import ModelError, VerificationError
 
 GRID, TORCH_PRUNING = "uniform", "torch-pruning"
+# Controls that train at the rate of a training from nothing, and what they are called.
+REWOUND, SCRATCH = "rewound", "scratch"
+CONTROLS = {REWOUND: "learning rate rewound", SCRATCH: "from scratch"}
 EPOCHS, KEPT = (0, 1, 10, 100), 0.4
 # More epochs than these take most of the time.
 FEW = 1
@@ -66,12 +75,14 @@ def cases(options: Options) -> list[Case]:
         print("retraining: torch-pruning is not installed and left out", file=sys.stderr)
     else:
         others += [Case("", TORCH_PRUNING, 0, kept=kept, recovery=each) for each in (NONE, "batch-norm")]
+    others += [Case("", control, 0, kept=kept, selector="l2", recovery=NONE) for control in CONTROLS]
     every = [
         replace(case, network=network, seed=seed, epochs=epochs)
         for network in at_hand(("vgg16",), options)
         for epochs in options.epochs or ((0, 2) if options.smoke else EPOCHS)
         for seed in range(options.seeds or 1)
         for case in (*others, *ours)
+        if epochs or case.method not in CONTROLS
     ]
     return sorted(every, key=lambda case: (case.epochs or 0) > FEW and not is_drawn(case))
 
@@ -83,7 +94,8 @@ def measure(sample: Sample, case: Case, options: Options) -> Outcome:  # noqa: A
     clock, epochs, model = start.clock.copy(), case.epochs, start.model
     if epochs:
         batches = sample.once("training", subject.training)
-        model = clock("training", lambda: trained(start.model, batches, epochs, seed=case.seed)).model
+        rate = Recipe().rate if case.method in CONTROLS else RETRAINING_RATE
+        model = clock("training", lambda: trained(start.model, batches, epochs, rate=rate, seed=case.seed)).model
     made, sizes = subject.outcome(model, clock.seconds, clock.memory), start.sizes
     return replace(made, removed=sizes.removed, flops_removed=sizes.flops_removed, sparsity=sizes.sparsity)
 
@@ -91,7 +103,8 @@ def measure(sample: Sample, case: Case, options: Options) -> Outcome:  # noqa: A
 def start_of(sample: Sample, case: Case) -> Start:
     """The network that a case begins with."""
     made: dict[str, Callable[[Sample, Case], Start]] = {
-        GRID: cut_alike, BEST: cut_by_default, TORCH_PRUNING: cut_by_torch_pruning,
+        GRID: cut_alike, REWOUND: cut_alike, SCRATCH: with_fresh_weights, BEST: cut_by_default,
+        TORCH_PRUNING: cut_by_torch_pruning,
     }  # fmt: skip
     return made[case.method](sample, case)
 
@@ -103,6 +116,24 @@ def cut_alike(sample: Sample, case: Case) -> Start:
     found = clock("search", lambda: recoup.allocate(ranked.seen, ranked.rankings, goal_of(case)))
     smaller = recovered(sample, ranked, found.keep, case.recovery, clock)
     return Start(smaller, with_sizes(Outcome(), ranked.seen, found.keep), clock)
+
+
+def with_fresh_weights(sample: Sample, case: Case) -> Start:
+    """The same network with weights drawn anew: what its form alone is worth.
+
+    Raises:
+        ModelError: it is a captured graph, whose layers cannot be drawn anew.
+    """
+    start = cut_alike(sample, case)
+    model = copy.deepcopy(start.model)
+    redraw = [module.reset_parameters for module in model.modules() if hasattr(module, "reset_parameters")]
+    if not redraw:
+        raise ModelError(f"{case.network} is a captured graph without layers; --keep-class gives one that has them")
+    with torch.random.fork_rng():
+        torch.manual_seed(case.seed)
+        for each in redraw:
+            cast(Callable[[], None], each)()
+    return replace(start, model=model)
 
 
 def cut_by_default(sample: Sample, case: Case) -> Start:
@@ -147,6 +178,8 @@ def name_of(case: Case) -> str:
         return f"{case.selector}, {case.recovery}"
     if case.method == BEST:
         return "Best"
+    if case.method in CONTROLS:
+        return f"{case.selector}, {CONTROLS[case.method]}"
     return "Torch-Pruning" + ("" if case.recovery == NONE else f", {case.recovery}")
 
 
@@ -187,10 +220,12 @@ def families(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """The rows by what a user does: prunes with Recoup, also retrains, or takes Torch-Pruning and retrains."""
     found: dict[str, list[Row]] = {
         "Recoup": [], "Recoup + fine-tuning": [], "Torch-Pruning": [], "Torch-Pruning + fine-tuning": [],
+        "from scratch": [],
     }  # fmt: skip
     for row in rows:
         tool = "Torch-Pruning" if row.case.method == TORCH_PRUNING else "Recoup"
-        found[f"{tool} + fine-tuning" if row.case.epochs else tool].append(row)
+        tool = f"{tool} + fine-tuning" if row.case.epochs else tool
+        found["from scratch" if row.case.method == SCRATCH else tool].append(row)
     return {name: mine for name, mine in found.items() if mine}
 
 
@@ -209,7 +244,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         for place, way in enumerate(ways):
             at = sorted(grouped(way, lambda case: case.epochs), key=lambda group: group[0].case.epochs or 0)
             seconds, top1 = ([average(group, of) for group in at] for of in ("seconds", "top1"))
-            label = f"{name_of(way[0].case)} + fine-tuning"
+            label = name_of(way[0].case) + ("" if way[0].case.method in CONTROLS else " + fine-tuning")
             panel.plot(seconds, top1, f"{marker(place)}-", color=colour(place), label=label, markersize=5)
             for group, x, y in zip(at, seconds, top1, strict=True):
                 epochs = str(group[0].case.epochs)

@@ -22,8 +22,8 @@ from benchmarks.paper.published import LIMITED_DATA
 
 PERCENT = (100, 50, 20, 10, 5, 1, 0.2)
 TOLERANCE = 2.0
-# Images of another source, and of noise: as many as half and a twentieth of the network's own.
-FOREIGN = (50, 5)
+# Images of another source, and of noise: as many as these shares of the network's own, in percent.
+FOREIGN = {OTHER: (5, 1), NOISE: (50, 5)}
 NAMES = {OWN: "own images", OTHER: "another source", NOISE: "noise"}
 HEAD = (
     "network", "method", "images", "count", "FLOPs removed, %: paper | ours | difference", "validation drop",
@@ -47,7 +47,7 @@ def data_of(options: Options) -> list[str]:
         return [f"{OWN}:1000", f"{OWN}:200", f"{OTHER}:1000", f"{NOISE}:1000"]
     own = [f"{OWN}:{round(CIFAR_TRAINING * percent / 100)}" for percent in PERCENT]
     others = (OTHER, NOISE) if options.other_source else (NOISE,)
-    return own + [f"{source}:{round(CIFAR_TRAINING * p / 100)}" for source in others for p in FOREIGN]
+    return own + [f"{source}:{round(CIFAR_TRAINING * p / 100)}" for source in others for p in FOREIGN[source]]
 
 
 def percent_of(data: str) -> str:

@@ -234,7 +234,7 @@ def method_of(case: Case, options: argparse.Namespace) -> Method:
     named |= {
         "unit": case.unit or options.unit,
         "ridge": options.ridge,
-        "weighting": options.weighting,
+        "weighting": case.weighting or options.weighting,
         "positions": options.positions,
     }
     said = {name: value for name, value in named.items() if value is not None and value != ""}

@@ -8,7 +8,7 @@ pytest.importorskip("matplotlib")
 from benchmarks.paper.cases import Case
 from benchmarks.paper.checks import require_rows
 
-from benchmarks.paper import fig4, fig5, fig6, fig7, retraining, table1, table2, table3, table4
+from benchmarks.paper import fig4, fig5, fig6, fig7, retraining, table1, table2, table3, table4, weighting
 from tests.benchmarks.paper.rows import STAMP, failed, row
 
 VGG = Case("vgg16", tolerance=0.5)
@@ -70,6 +70,13 @@ def test_losses_that_fall_or_lie_below_those_of_cap():
 def test_orders_that_decide_nothing():
     rows = [row(replace(VGG, order=each)) for each in ("bottom-up", "top-down")]
     expect(fig7, rows, "the order decides nothing")
+
+
+def test_weights_that_decide_nothing():
+    plain, slope = (replace(VGG, weighting=each) for each in ("none", "slope"))
+    weighting.check([row(plain), row(slope, sparsity={"a": 0.4, "b": 0.25})])
+    expect(weighting, [row(plain), row(slope)], "the weighting decides nothing")
+    expect(weighting, [row(plain, removed=0.0)], "removes nothing")
 
 
 def test_epochs_that_hurt_and_compensation_that_does_not_help():

@@ -7,14 +7,18 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 pytest.importorskip("matplotlib")
 from benchmarks.paper.cases import Case, Outcome, Row
 from benchmarks.paper.command import command_of, main, parse
 from benchmarks.paper.experiment import run, together
 from benchmarks.paper.opening import at_hand, weights_of
+from benchmarks.paper.workbench import Clock
 
-from benchmarks.paper import experiment, fig4, retraining, table2
+from benchmarks.paper import experiment, fig4, opening, retraining, table2
+from recoup.cli.models import open_model
 from recoup.errors import BudgetError, ModelError, UsageError
 from tests.benchmarks.paper.rows import STAMP, row
 
@@ -131,6 +135,7 @@ def test_rows_of_processes_come_as_they_are_made_and_a_failure_is_raised():
         (["table1", "--smoke", "--weights", "file.pt"], "file.pt is not NETWORK=FILE with one of vgg16"),
         (["fig5", "--smoke", "--only", "colour=red"], "colour=red is not FIELD=VALUE with one of network, method"),
         (["table1", "--smoke", "--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["table1", "--smoke", "--beside", "-1"], "--beside must be at least 0, got -1"),
     ],
 )
 def test_what_cannot_be_run_is_refused(words, message, capsys, monkeypatch):
@@ -155,6 +160,39 @@ def test_a_network_that_was_asked_for_must_be_there(tmp_path):
 def test_a_recorded_command_has_nobodys_places():
     words = ["all", "--cifar", "/home/me/cifar", "--out=/tmp/x", "--jobs", "3", "--weights", "vgg19=/home/me/w.pt"]
     assert command_of("fig4", words) == "python -m benchmarks.paper fig4 --cifar DIR --out DIR --weights vgg19=FILE"
+
+
+def test_rows_say_how_many_processes_shared_the_machine(options):
+    options.beside = 3
+    made = run(measuring(lambda sample, case, options: row(case).outcome, CASES[:1]), options)
+    assert [each.stamp.shared for each in made] == [4]
+
+
+def test_another_source_must_have_as_many_images_as_are_asked_for(tmp_path):
+    import numpy
+    from PIL import Image
+
+    for number in range(3):
+        Image.fromarray(numpy.full((32, 32, 3), number, dtype=numpy.uint8)).save(tmp_path / f"{number}.png")
+    given = parse(["table3", "--smoke", "--other-source", str(tmp_path)])
+    spec = open_model("recoup:vgg16_bn").input
+    read = opening._sources(spec, lambda count, seed: [], given)
+    assert sum(len(images) for images in read("other:3", 0)) == 3
+    with pytest.raises(UsageError, match="has 3 images, and 4 are asked for"):
+        read("other:4", 0)
+
+
+def test_fresh_weights_are_drawn_anew_and_those_of_the_sample_stay(monkeypatch):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    start = retraining.Start(model, Outcome(), Clock())
+    monkeypatch.setattr(retraining, "cut_alike", lambda sample, case: start)
+    first, again = (retraining.with_fresh_weights(None, Case("n", "scratch", seed=1)).model for _ in range(2))
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+    assert torch.equal(first[0].weight, again[0].weight) and not torch.equal(first[0].weight, model[0].weight)
+    monkeypatch.setattr(retraining, "cut_alike", lambda sample, case: replace(start, model=nn.Identity()))
+    with pytest.raises(ModelError, match="captured graph"):
+        retraining.with_fresh_weights(None, Case("n", "scratch"))
 
 
 def test_a_lost_meaning_makes_the_command_fail(options, tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ from benchmarks.paper.cases import Case, in_order, key_of, read_row
 from benchmarks.paper.experiment import block, publish
 from benchmarks.paper.registry import EXPERIMENTS
 
-from benchmarks.paper import drawing, fig4, fig5, fig6, retraining, table2, table3, table4, table5
+from benchmarks.paper import drawing, fig4, fig5, fig6, retraining, table2, table3, table4, table5, weighting
 from tests.benchmarks.paper.rows import STAMP, failed, row
 
 VGG = Case("vgg16", tolerance=0.5)
@@ -26,6 +26,7 @@ def rows_of(name):
         "table3": [Case("vgg16", tolerance=2.0, data=each) for each in ("own:20000", "own:80", "noise:2000")],
         "table4": [VGG, Case("vgg16", "retraining", kept=0.5, epochs=1)],
         "table5": [Case("vgg16", tolerance=each, order="random") for each in (0.5, 1.0)],
+        "weighting": [Case("vgg16", tolerance=1.0, weighting=each) for each in ("none", "slope", "outputs")],
         "retraining": [
             Case("vgg16", method, kept=0.4, selector=selector, recovery=recovery, epochs=epochs)
             for method, selector, recovery in (("uniform", "forward", "one-pass"), ("torch-pruning", "", "none"))
@@ -79,6 +80,8 @@ def test_other_tables_have_their_figures():
     assert "| vgg16 | step constraint | 1.0 | 50.0 | 0.40 | 1.00 | 50 25 |" in fig4.EXPERIMENT.table(rows_of("fig4"))
     assert "| vgg16 | forward | 1.0 | 50.0 ± 0.0 | 0.40 ± 0.00 |" in fig5.table(rows_of("fig5"))
     assert "| vgg16 | forward | 0.0450 | 0.0750 | 0.1050 |" in fig6.table(rows_of("fig6"))
+    shown = weighting.table(rows_of("weighting"))
+    assert "| vgg16 | one per output | 1.0 | 50.0 | 0.40 | 1.00 | 0.050 | 1.0 | 2.0 | 3.0 |" in shown
 
 
 def test_retraining_is_told_by_epochs_and_by_what_is_done_in_time():
@@ -91,6 +94,17 @@ def test_retraining_is_told_by_epochs_and_by_what_is_done_in_time():
     assert "| vgg16 (94.00) | 40% | forward, one-pass | 90.00 (5.0 s) | 91.00 (100.0 s) |" in text
     assert "| Recoup | 90.00 (forward, one-pass, 0) | 90.00 (forward, one-pass, 0) | 90.00 (" in text
     assert "| Torch-Pruning + fine-tuning | - | - | 91.00 (Torch-Pruning, 10) |" in text
+
+
+def test_controls_are_told_apart_from_fine_tuning():
+    start = Case("vgg16", "uniform", kept=0.4, selector="l2", recovery="none", epochs=10)
+    rows = [row(start), *(row(replace(start, method=each), top1=80.0) for each in ("rewound", "scratch"))]
+    text = retraining.table(rows)
+    assert "| l2, learning rate rewound | 80.00 (" in text and "| l2, from scratch | 80.00 (" in text
+    assert "| from scratch | 80.00 (l2, from scratch, 10) |" in text
+    assert {name: len(mine) for name, mine in retraining.families(rows).items()} == {
+        "Recoup + fine-tuning": 2, "from scratch": 1,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(EXPERIMENTS))
@@ -114,7 +128,9 @@ def test_a_block_says_what_its_rows_were_made_with():
     text = block(table2.EXPERIMENT, [row(VGG), row(replace(VGG, seed=1), stamp=replace(long, evaluate="bfloat16"))])
     assert "Seeds 0, 1. recoup 1.0, torch 2.11. NVIDIA H200. The search measured in float32 or bfloat16." in text
     assert "```\npython -m benchmarks.paper table2 --cifar DIR\npython -m benchmarks.paper table2 --option" in text
-    assert " \\\n    " in text
+    assert " \\\n    " in text and "shared" not in text
+    crowded = block(table2.EXPERIMENT, [row(VGG, stamp=replace(STAMP, shared=5)), row(replace(VGG, seed=1))])
+    assert "Up to 5 processes shared the machine" in " ".join(crowded.split())
 
 
 def test_a_row_survives_the_file_and_the_order_of_processes_does_not_matter():
