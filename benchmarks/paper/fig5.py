@@ -7,6 +7,7 @@ Asserts: every selector stays within its tolerance; forward and backward remove 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -19,7 +20,8 @@ from benchmarks.paper.opening import at_hand
 from benchmarks.paper.published import TOLERANCES
 from benchmarks.paper.selectors import CAP, RANDOM, selectors_of
 
-HEAD = ("network", "selector", "tolerance", "FLOPs removed, %", "validation drop", "test drop", "KL", "selection, s")
+# Shares of the FLOPs at which selectors are compared, in percent.
+SHARES = (35, 40, 45, 50, 55, 60)
 
 
 def cases(options: Options) -> list[Case]:
@@ -34,18 +36,49 @@ def cases(options: Options) -> list[Case]:
 
 
 def table(rows: Sequence[Row]) -> str:
+    """FLOPs removed by tolerance, then points lost at the same FLOPs."""
+    return f"{table_of_tolerances(rows)}\n\n{table_of_shares(rows)}"
+
+
+def table_of_tolerances(rows: Sequence[Row]) -> str:
+    """Percent of the FLOPs removed, and in brackets points lost on test, for every selector and tolerance."""
+    tolerances = sorted({row.case.tolerance or 0.0 for row in rows})
     lines = []
-    for mine in grouped(rows, lambda case: (case.network, case.selector, case.tolerance)):
-        case = mine[0].case
-        seconds = [row.outcome.stages["selection"] for row in mine if "selection" in row.outcome.stages]
-        lines.append(
-            [
-                *(case.network, case.selector, str(case.tolerance), shown(mine, "flops", ".1f")),
-                *(shown(mine, "validation_drop"), shown(mine, "test_drop"), shown(mine, "kl", ".3f")),
-                f"{sum(seconds) / len(seconds):.1f}" if seconds else "-",
-            ]
-        )
-    return markdown(HEAD, lines)
+    for mine in grouped(rows, lambda case: (case.network, case.selector)):
+        cells = []
+        for tolerance in tolerances:
+            found = [row for row in mine if row.case.tolerance == tolerance]
+            cells.append(f"{shown(found, 'flops', '.1f')} ({shown(found, 'test_drop')})" if found else "-")
+        lines.append([mine[0].case.network, mine[0].case.selector, *cells])
+    heads = [f"tolerance {tolerance:g}" for tolerance in tolerances]
+    return markdown(("% of the FLOPs removed (points lost on test)", "selector", *heads), lines)
+
+
+def table_of_shares(rows: Sequence[Row]) -> str:
+    """Points lost on test at equal FLOPs, in a line between the means of two tolerances."""
+    lines = []
+    for mine in grouped(measured(rows), lambda case: (case.network, case.selector)):
+        at = sorted((average(each, "flops"), average(each, "test_drop")) for each in grouped(mine, _tolerance))
+        cells = [f"{lost:.2f}" if (lost := between(at, share)) is not None else "-" for share in SHARES]
+        lines.append([mine[0].case.network, mine[0].case.selector, *cells])
+    heads = [f"{share} % removed" for share in SHARES]
+    return markdown(("points lost on test, interpolated", "selector", *heads), lines)
+
+
+def between(points: Sequence[tuple[float, float]], place: float) -> float | None:
+    """The height at a place of the line through the points; None outside of them.
+
+    >>> between([(40.0, 1.0), (50.0, 2.0)], 45.0)
+    1.5
+    """
+    for (left, low), (right, high) in itertools.pairwise(points):
+        if left <= place <= right:
+            return high if left == right else low + (high - low) * (place - left) / (right - left)
+    return None
+
+
+def _tolerance(case: Case) -> float:
+    return case.tolerance or 0.0
 
 
 def draw(rows: Sequence[Row]) -> Figure:
@@ -54,7 +87,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     figure, axes = panels(len(networks), columns=1, height=4.6)
     for panel, mine in zip(axes, networks, strict=True):
         for place, group in enumerate(grouped(mine, lambda case: case.selector)):
-            at = sorted(grouped(group, lambda case: case.tolerance), key=lambda each: each[0].case.tolerance or 0.0)
+            at = sorted(grouped(group, _tolerance), key=lambda each: _tolerance(each[0].case))
             panel.errorbar(
                 [average(each, "flops") for each in at], [average(each, "test_drop") for each in at],
                 xerr=[_spread(each, "flops") for each in at], yerr=[_spread(each, "test_drop") for each in at],

@@ -1,10 +1,10 @@
 """Retraining: what labels and epochs add to every selector and recovery, and what Torch-Pruning makes of them.
 
 Varies selector, recovery and epochs at one share of the MACs, every group cut alike; beside them `Best` with widths of
-its own, and Torch-Pruning 1.6.1 with batch norms estimated again, each with the same epochs. Two controls train the
-network that the L2 norm leaves, at the rate of a training from nothing: with the weights that are left (the learning
-rate is rewound), and with fresh ones (from scratch). The question: what does one get from the same minute of GPU time?
-Accuracy over seconds, all stages counted.
+its own, on labels alone or with the original as its teacher too, and Torch-Pruning 1.6.1 with batch norms estimated
+again, each with the same epochs. Two controls train the network that the L2 norm leaves, at the rate of a training from
+nothing: with the weights that are left (the learning rate is rewound), and with fresh ones (from scratch). The
+question: what does one get from the same minute of GPU time? Accuracy over seconds, all stages counted.
 
 Torch-Pruning is left out where it is not installed (`pip install --no-deps torch-pruning==1.6.1`).
 
@@ -31,7 +31,7 @@ from benchmarks.paper.checks import require
 from benchmarks.paper.drawing import INK, colour, marker, panels
 from benchmarks.paper.experiment import Experiment, Options
 from benchmarks.paper.opening import at_hand
-from benchmarks.paper.recoveries import NONE, ONE_PASS, recovered, recoveries_of
+from benchmarks.paper.recoveries import IN_ONE_PASS, NONE, ONE_PASS, SEQUENTIAL, recovered, recoveries_of
 from benchmarks.paper.selectors import CAP, selectors_of
 from benchmarks.paper.training import RETRAINING_RATE, trained
 from benchmarks.paper.workbench import Clock, Sample, finished, with_sizes
@@ -42,6 +42,10 @@ GRID, TORCH_PRUNING = "uniform", "torch-pruning"
 # Controls that train at the rate of a training from nothing, and what they are called.
 REWOUND, SCRATCH = "rewound", "scratch"
 CONTROLS = {REWOUND: "learning rate rewound", SCRATCH: "from scratch"}
+# `Best` that learns from labels and from the original's scores.
+TAUGHT = "taught"
+# Selectors that look at weights alone: with them, cutting without a refit needs no statistics, and is not charged any.
+WEIGHTS_ALONE = ("l1", "l2", "fpgm", "bn-scale", "lookahead", "nisp", "synflow", "random")
 EPOCHS, KEPT = (0, 1, 10, 100), 0.4
 # More epochs than these take most of the time.
 FEW = 1
@@ -70,7 +74,7 @@ def cases(options: Options) -> list[Case]:
         for selector in (("forward", "l2") if options.smoke and not options.selectors else selectors_of(options))
         for recovery in recoveries_of(options)
     ]
-    others = [Case("", BEST, 0, kept=kept)]
+    others = [Case("", BEST, 0, kept=kept, recovery=each) for each in ("", TAUGHT)]
     if importlib.util.find_spec("torch_pruning") is None:
         print("retraining: torch-pruning is not installed and left out", file=sys.stderr)
     else:
@@ -82,7 +86,7 @@ def cases(options: Options) -> list[Case]:
         for epochs in options.epochs or ((0, 2) if options.smoke else EPOCHS)
         for seed in range(options.seeds or 1)
         for case in (*others, *ours)
-        if epochs or case.method not in CONTROLS
+        if epochs or (case.method not in CONTROLS and case.recovery != TAUGHT)
     ]
     return sorted(every, key=lambda case: (case.epochs or 0) > FEW and not is_drawn(case))
 
@@ -90,12 +94,16 @@ def cases(options: Options) -> list[Case]:
 def measure(sample: Sample, case: Case, options: Options) -> Outcome:  # noqa: ARG001 - every measure takes them
     """The smaller network of the case after its epochs."""
     assert case.epochs is not None
-    subject, start = sample.subject, sample.once(replace(case, epochs=None), lambda: start_of(sample, case))
+    begins = replace(case, epochs=None, recovery="") if case.method == BEST else replace(case, epochs=None)
+    subject, start = sample.subject, sample.once(begins, lambda: start_of(sample, case))
     clock, epochs, model = start.clock.copy(), case.epochs, start.model
     if epochs:
         batches = sample.once("training", subject.training)
         rate = Recipe().rate if case.method in CONTROLS else RETRAINING_RATE
-        model = clock("training", lambda: trained(start.model, batches, epochs, rate=rate, seed=case.seed)).model
+        teacher = subject.model if case.recovery == TAUGHT else None
+        model = clock(
+            "training", lambda: trained(start.model, batches, epochs, rate=rate, seed=case.seed, teacher=teacher)
+        ).model
     made, sizes = subject.outcome(model, clock.seconds, clock.memory), start.sizes
     return replace(made, removed=sizes.removed, flops_removed=sizes.flops_removed, sparsity=sizes.sparsity)
 
@@ -115,6 +123,8 @@ def cut_alike(sample: Sample, case: Case) -> Start:
     clock = ranked.clock
     found = clock("search", lambda: recoup.allocate(ranked.seen, ranked.rankings, goal_of(case)))
     smaller = recovered(sample, ranked, found.keep, case.recovery, clock)
+    if case.recovery == NONE and case.selector in WEIGHTS_ALONE:
+        clock.seconds.pop("statistics")
     return Start(smaller, with_sizes(Outcome(), ranked.seen, found.keep), clock)
 
 
@@ -177,25 +187,50 @@ def name_of(case: Case) -> str:
     if case.method == GRID:
         return f"{case.selector}, {case.recovery}"
     if case.method == BEST:
-        return "Best"
+        return "Best, taught by the original" if case.recovery == TAUGHT else "Best"
     if case.method in CONTROLS:
         return f"{case.selector}, {CONTROLS[case.method]}"
     return "Torch-Pruning" + ("" if case.recovery == NONE else f", {case.recovery}")
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Accuracy and seconds by epochs, then what every family reaches within some moments."""
+    """What is drawn, by epochs, what every family reaches within some moments, then selectors by recoveries."""
+    drawn = [row for row in rows if is_drawn(row.case)]
+    parts = [table_of_ways(drawn)] if drawn else []
+    by_epochs = grouped(sorted(rows, key=lambda row: row.case.epochs or 0), lambda case: (case.network, case.epochs))
+    grids = [[row for row in mine if row.case.method == GRID] for mine in by_epochs]
+    return "\n\n".join([*parts, table_of_moments(rows), *(table_of_grid(grid) for grid in grids if grid)])
+
+
+def table_of_grid(rows: Sequence[Row]) -> str:
+    """Test accuracy for every selector and recovery, after so many epochs."""
+    recoveries = [name for name in (*IN_ONE_PASS, *SEQUENTIAL) if any(row.case.recovery == name for row in rows)]
+    lines = []
+    for mine in grouped(rows, lambda case: case.selector):
+        by_recovery = {name: [row for row in mine if row.case.recovery == name] for name in recoveries}
+        lines.append([mine[0].case.selector, *(shown(found, "top1") for found in by_recovery.values())])
+    case = rows[0].case
+    return markdown((f"{case.network}, {case.kept:.0%} of the MACs, {case.epochs} epochs: top-1", *recoveries), lines)
+
+
+def table_of_ways(rows: Sequence[Row]) -> str:
+    """Accuracy and seconds by epochs."""
     epochs = sorted({row.case.epochs or 0 for row in rows})
     lines = []
     for mine in grouped(rows, lambda case: (case.network, case.kept, name_of(case))):
         case, cells = mine[0].case, []
         for each in epochs:
             found = [row for row in mine if row.case.epochs == each]
-            seconds = f" ({average(found, 'seconds'):.1f} s)" if measured(found) else ""
+            seconds = f" ({average(found, 'seconds'):.1f} s)" if alone(measured(found)) else ""
             cells.append(f"{shown(found, 'top1')}{seconds}")
         lines.append([f"{case.network}{base_of(mine)}", f"{case.kept:.0%}", name_of(case), *cells])
     head = ("network (top-1)", "MACs kept", "selector, recovery", *(f"{each} epochs" for each in epochs))
-    return f"{markdown(head, lines)}\n\n{table_of_moments(rows)}"
+    return markdown(head, lines)
+
+
+def alone(rows: Sequence[Row]) -> list[Row]:
+    """The rows of runs that had the machine for themselves: only their seconds can be compared."""
+    return [row for row in rows if row.stamp.shared == 1]
 
 
 def base_of(rows: Sequence[Row]) -> str:
@@ -206,7 +241,7 @@ def base_of(rows: Sequence[Row]) -> str:
 def table_of_moments(rows: Sequence[Row]) -> str:
     """The test accuracy of what validation images would choose among all that is done in time."""
     lines = []
-    for name, mine in families(measured(rows)).items():
+    for name, mine in families(alone(measured(rows))).items():
         cells = []
         for moment in MOMENTS:
             done = [row for row in mine if row.outcome.seconds <= moment]
@@ -237,7 +272,7 @@ def is_drawn(case: Case) -> bool:
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Test accuracy over seconds of all stages, a line over the epochs for every way."""
-    networks = grouped(measured(rows), lambda case: case.network)
+    networks = grouped(alone(measured(rows)) or measured(rows), lambda case: case.network)
     figure, axes = panels(len(networks), columns=1, height=4.2)
     for panel, mine in zip(axes, networks, strict=True):
         ways = grouped([row for row in mine if is_drawn(row.case)], name_of)

@@ -32,17 +32,25 @@ class Trained:
 
 
 def trained(
-    model: nn.Module, batches: Batches, epochs: int, *, rate: float = RETRAINING_RATE, seed: int = 0
+    model: nn.Module,
+    batches: Batches,
+    epochs: int,
+    *,
+    rate: float = RETRAINING_RATE,
+    seed: int = 0,
+    teacher: nn.Module | None = None,
 ) -> Trained:
-    """A copy of the model after so many epochs of SGD with a cosine schedule, on labels."""
+    """A copy of the model after so many epochs of SGD with a cosine schedule, on labels, and a teacher's scores."""
     if not epochs:
         return Trained(model, 0.0)
     seconds: dict[str, float] = {}
-    made = timed(seconds, "training", lambda: _finetuned(model, batches, epochs, rate, seed))
+    made = timed(seconds, "training", lambda: _finetuned(model, batches, epochs, rate, seed, teacher))
     return Trained(made, seconds["training"])
 
 
-def _finetuned(model: nn.Module, batches: Batches, epochs: int, rate: float, seed: int) -> nn.Module:
+def _finetuned(
+    model: nn.Module, batches: Batches, epochs: int, rate: float, seed: int, teacher: nn.Module | None
+) -> nn.Module:
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     if images.is_cuda:  # as quick as whoever retrains would have it
         model = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub
@@ -53,10 +61,10 @@ def _finetuned(model: nn.Module, batches: Batches, epochs: int, rate: float, see
         rate=rate,
         momentum=MOMENTUM,
         decay=DECAY,
-        loss="labels",
+        loss="labels" if teacher is None else "both",
         precision="bfloat16" if images.is_cuda else "float32",
         augment="crop" if images.shape[-1] > SMALL else "none",
         seed=seed,
     )
     size = max(1, min(BATCH, len(images) // STEPS))
-    return recoup.finetune(model, Shuffled(images, labels, size), training).model
+    return recoup.finetune(model, Shuffled(images, labels, size), training, teacher=teacher).model

@@ -78,10 +78,34 @@ def test_seconds_stand_by_stage_beside_retraining_and_the_paper():
 def test_other_tables_have_their_figures():
     assert "| vgg16 | random | 0.5 | 16.48 | 50.00 | +33.52 | 0.40 | 1.00 |" in table5.table(rows_of("table5"))
     assert "| vgg16 | step constraint | 1.0 | 50.0 | 0.40 | 1.00 | 50 25 |" in fig4.EXPERIMENT.table(rows_of("fig4"))
-    assert "| vgg16 | forward | 1.0 | 50.0 ± 0.0 | 0.40 ± 0.00 |" in fig5.table(rows_of("fig5"))
+    assert "| vgg16 | forward | 50.0 ± 0.0 (1.00 ± 0.00) |" in fig5.table(rows_of("fig5"))
     assert "| vgg16 | forward | 0.0450 | 0.0750 | 0.1050 |" in fig6.table(rows_of("fig6"))
     shown = weighting.table(rows_of("weighting"))
     assert "| vgg16 | one per output | 1.0 | 50.0 | 0.40 | 1.00 | 0.050 | 1.0 | 2.0 | 3.0 |" in shown
+
+
+def test_selectors_are_compared_at_equal_flops():
+    at = [Case("vgg16", tolerance=tolerance, selector="l2") for tolerance in (1.0, 2.0)]
+    rows = [row(at[0], removed=40.0, test_drop=1.0), row(at[1], removed=50.0, test_drop=2.0)]
+    assert "| vgg16 | l2 | - | 1.00 | 1.50 | 2.00 | - | - |" in fig5.table_of_shares(rows)
+    assert fig5.between([(1.0, 3.0), (1.0, 4.0)], 1.0) == 4.0 and fig5.between([], 1.0) is None
+
+
+def test_selectors_and_recoveries_make_a_grid():
+    start = Case("vgg16", "uniform", kept=0.4, recovery="none", epochs=1)
+    cases = [replace(start, selector=s, recovery=r) for s in ("l1", "l2") for r in ("none", "one-pass")]
+    rows = [row(case, top1=90.0 + place) for place, case in enumerate(cases)]
+    assert retraining.table_of_grid(rows).splitlines() == [
+        "| vgg16, 40% of the MACs, 1 epochs: top-1 | none | one-pass |", "|---|---|---|",
+        "| l1 | 90.00 | 91.00 |", "| l2 | 92.00 | 93.00 |",
+    ]  # fmt: skip
+
+
+def test_seconds_of_a_shared_machine_are_not_compared():
+    case = Case("vgg16", "best", kept=0.4, epochs=0)
+    crowded = [row(case, stamp=replace(STAMP, shared=4))]
+    assert "(6.5 s)" in retraining.table([row(case)]) and "s)" not in retraining.table(crowded)
+    assert "| Recoup |" not in retraining.table(crowded)
 
 
 def test_retraining_is_told_by_epochs_and_by_what_is_done_in_time():
