@@ -6,7 +6,7 @@ import argparse
 
 from recoup.algebra.selection.registry import SELECTORS
 
-# The paper's own, compensation-aware pruning, forward and backward.
+# Selectors that know what compensation will repair: the paper's own, forward, and ours, backward.
 CAP = ("forward", "backward")
 RANDOM = "random"
 # A few for --smoke: every registered one has a test of its own elsewhere.
