@@ -52,9 +52,14 @@ def prune_with_torch_pruning(model: nn.Module, example: Tensor, share: float, *,
     The settings are the library's own: group L2 norms (over all layers of a group, batch norm and depthwise included,
     on the input and output side), one pruning ratio for all groups, one step.
     """
+    return torch_pruned(model, example, ignored, torch_pruning_ratio(model, example, share, ignored=ignored))
+
+
+def torch_pruning_ratio(model: nn.Module, example: Tensor, share: float, *, ignored: str) -> float:
+    """The share of every group that Torch-Pruning keeps at `share` of the MACs, found by bisection."""
     allowed = share * count_macs(model, example)
-    smaller = partial(_torch_pruned, model, example, ignored)
-    return smaller(largest_share(lambda part: count_macs(smaller(part), example) <= allowed))
+    smaller = partial(torch_pruned, model, example, ignored)
+    return largest_share(lambda part: count_macs(smaller(part), example) <= allowed)
 
 
 def reestimated(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> nn.Module:
@@ -130,7 +135,8 @@ def count_macs(model: nn.Module, example: Tensor) -> int:
     return int(counter.get_total_flops()) // (2 * len(example))
 
 
-def _torch_pruned(model: nn.Module, example: Tensor, ignored: str, share: float) -> nn.Module:
+def torch_pruned(model: nn.Module, example: Tensor, ignored: str, share: float) -> nn.Module:
+    """What the library makes of the model when it keeps `share` of every group."""
     library = import_library("torch_pruning", "torch-pruning==1.6.1", ModelError)
     twin = copy.deepcopy(model).eval()
     pruner = library.pruner.MagnitudePruner(

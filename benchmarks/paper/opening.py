@@ -154,8 +154,27 @@ def _digits(network: str, options: argparse.Namespace) -> Subject:
     training = read("train")
     model = trained(opened.model.to(options.device), training, DIGIT_EPOCHS, rate=0.05).model
     splits = {split: read(split) for split in ("validation", "test")}
+    own = f"{OWN}:{sum(len(labels) for _, labels in training)}"
     machine = device_name(options.device)
-    return Subject(network, model, lambda _data, _seed: training, "digits:1078", splits, lambda: training, machine)
+
+    def draw(data: str, seed: int) -> Batches:
+        return drawn_from(training, data, seed)
+
+    return Subject(network, model, draw, own, splits, lambda: training, machine)
+
+
+def drawn_from(batches: Batches, data: str, seed: int) -> Batches:
+    """So many of these images, drawn by the seed.
+
+    Raises:
+        UsageError: `data` asks for another source, or for more images than there are.
+    """
+    source, _, count = data.partition(":")
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    if source != OWN or int(count) > len(images):
+        raise UsageError(f"{data} is asked for; there are {len(images):,} images of the network's own and no others")
+    rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[: int(count)].to(images.device)
+    return list(zip(images[rows].split(len(batches[0][1])), labels[rows].split(len(batches[0][1])), strict=True))
 
 
 def _sources(

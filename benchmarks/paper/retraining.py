@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import recoup
-from benchmarks.baselines import count_macs, prune_with_torch_pruning, reestimated
+from benchmarks.baselines import count_macs, reestimated, torch_pruned, torch_pruning_ratio
 from benchmarks.paper.cases import BEST, Case, Outcome, Row, average, grouped, markdown, measured, shown
 from benchmarks.paper.checks import require
 from benchmarks.paper.drawing import INK, colour, marker, panels
@@ -44,7 +44,7 @@ REWOUND, SCRATCH = "rewound", "scratch"
 CONTROLS = {REWOUND: "learning rate rewound", SCRATCH: "from scratch"}
 # `Best` that learns from labels and from the original's scores.
 TAUGHT = "taught"
-# Selectors that look at weights alone: with them, cutting without a refit needs no statistics, and is not charged any.
+# Selectors that look at weights alone: ranking by them needs no statistics, and is not charged any.
 WEIGHTS_ALONE = ("l1", "l2", "fpgm", "bn-scale", "lookahead", "nisp", "synflow", "random")
 EPOCHS, KEPT = (0, 1, 10, 100), 0.4
 # More epochs than these take most of the time.
@@ -123,8 +123,8 @@ def cut_alike(sample: Sample, case: Case) -> Start:
     clock = ranked.clock
     found = clock("search", lambda: recoup.allocate(ranked.seen, ranked.rankings, goal_of(case)))
     smaller = recovered(sample, ranked, found.keep, case.recovery, clock)
-    if case.recovery == NONE and case.selector in WEIGHTS_ALONE:
-        clock.seconds.pop("statistics")
+    if case.recovery in (NONE, *SEQUENTIAL) and case.selector in WEIGHTS_ALONE:
+        clock.forget("statistics")
     return Start(smaller, with_sizes(Outcome(), ranked.seen, found.keep), clock)
 
 
@@ -166,7 +166,8 @@ def cut_by_torch_pruning(sample: Sample, case: Case) -> Start:
     example = subject.splits["validation"][0][0][:1]
     last = [name for name, module in subject.model.named_modules() if isinstance(module, nn.Linear)][-1]
     try:
-        smaller = clock("search", lambda: prune_with_torch_pruning(subject.model, example, kept, ignored=last))
+        ratio = torch_pruning_ratio(subject.model, example, kept, ignored=last)  # its users know theirs: not counted
+        smaller = clock("search", lambda: torch_pruned(subject.model, example, last, ratio))
         if case.recovery != NONE:
             smaller = clock("recovery", lambda: reestimated(smaller, sample.batches))
         macs = [count_macs(each, example) for each in (subject.model, smaller)]
@@ -197,9 +198,9 @@ def table(rows: Sequence[Row]) -> str:
     """What is drawn, by epochs, what every family reaches within some moments, then selectors by recoveries."""
     drawn = [row for row in rows if is_drawn(row.case)]
     parts = [table_of_ways(drawn)] if drawn else []
-    by_epochs = grouped(sorted(rows, key=lambda row: row.case.epochs or 0), lambda case: (case.network, case.epochs))
-    grids = [[row for row in mine if row.case.method == GRID] for mine in by_epochs]
-    return "\n\n".join([*parts, table_of_moments(rows), *(table_of_grid(grid) for grid in grids if grid)])
+    grid = sorted((row for row in rows if row.case.method == GRID), key=lambda row: row.case.epochs or 0)
+    grids = grouped(grid, lambda case: (case.network, case.kept, case.epochs))
+    return "\n\n".join([*parts, table_of_moments(rows), *(table_of_grid(each) for each in grids)])
 
 
 def table_of_grid(rows: Sequence[Row]) -> str:
@@ -221,7 +222,8 @@ def table_of_ways(rows: Sequence[Row]) -> str:
         case, cells = mine[0].case, []
         for each in epochs:
             found = [row for row in mine if row.case.epochs == each]
-            seconds = f" ({average(found, 'seconds'):.1f} s)" if alone(measured(found)) else ""
+            timed = alone(measured(found))
+            seconds = f" ({average(timed, 'seconds'):.1f} s)" if timed else ""
             cells.append(f"{shown(found, 'top1')}{seconds}")
         lines.append([f"{case.network}{base_of(mine)}", f"{case.kept:.0%}", name_of(case), *cells])
     head = ("network (top-1)", "MACs kept", "selector, recovery", *(f"{each} epochs" for each in epochs))
@@ -239,29 +241,33 @@ def base_of(rows: Sequence[Row]) -> str:
 
 
 def table_of_moments(rows: Sequence[Row]) -> str:
-    """The test accuracy of what validation images would choose among all that is done in time."""
+    """The test accuracy of what validation images would choose among a family's runs that are done in time."""
     lines = []
-    for name, mine in families(alone(measured(rows))).items():
-        cells = []
-        for moment in MOMENTS:
-            done = [row for row in mine if row.outcome.seconds <= moment]
-            best = min(done, key=lambda row: row.outcome.validation_drop or 0.0, default=None)
-            cells.append(f"{best.outcome.top1:.2f} ({name_of(best.case)}, {best.case.epochs})" if best else "-")
-        lines.append([name, *cells])
-    return markdown(("top-1 on test, chosen on validation", *(f"within {moment:.0f} s" for moment in MOMENTS)), lines)
+    for at_one_size in grouped(alone(measured(rows)), lambda case: (case.network, case.kept)):
+        size = f"{at_one_size[0].case.network}, {at_one_size[0].case.kept:.0%}"
+        for name, mine in families(at_one_size).items():
+            cells = []
+            for moment in MOMENTS:
+                done = [row for row in mine if row.outcome.seconds <= moment]
+                best = min(done, key=lambda row: row.outcome.validation_drop or 0.0, default=None)
+                cells.append(f"{best.outcome.top1:.2f} ({name_of(best.case)}, {best.case.epochs})" if best else "-")
+            lines.append([size, name, *cells])
+    heads = (f"within {moment:.0f} s" for moment in MOMENTS)
+    return markdown(("top-1 on test, chosen on validation", "way", *heads), lines)
 
 
 def families(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The rows by what a user does: prunes with Recoup, also retrains, or takes Torch-Pruning and retrains."""
-    found: dict[str, list[Row]] = {
-        "Recoup": [], "Recoup + fine-tuning": [], "Torch-Pruning": [], "Torch-Pruning + fine-tuning": [],
-        "from scratch": [],
-    }  # fmt: skip
+    """The rows by what a user does, each family one way that was named beforehand; the rest of the grid has none."""
+    tools = {BEST: "Recoup", TORCH_PRUNING: "Torch-Pruning", GRID: "L2 norm"}
+    found: dict[str, list[Row]] = {}
     for row in rows:
-        tool = "Torch-Pruning" if row.case.method == TORCH_PRUNING else "Recoup"
-        tool = f"{tool} + fine-tuning" if row.case.epochs else tool
-        found["from scratch" if row.case.method == SCRATCH else tool].append(row)
-    return {name: mine for name, mine in found.items() if mine}
+        case = row.case
+        if case.method == GRID and (case.selector, case.recovery) != ("l2", NONE):
+            continue
+        tool = tools.get(case.method)
+        name = CONTROLS[case.method] if tool is None else f"{tool} + fine-tuning" if case.epochs else tool
+        found.setdefault(name, []).append(row)
+    return found
 
 
 def is_drawn(case: Case) -> bool:
@@ -301,7 +307,7 @@ def check(rows: Sequence[Row]) -> None:
         if 0 in by_epochs and most:
             before, after = by_epochs[0], by_epochs[most]
             require(after >= before - NOISE, f"{name_of(mine[0].case)}: {most} epochs take {before:.2f} to {after:.2f}")
-    for mine in grouped(measured(rows, method=GRID, epochs=0), lambda case: (case.network, case.selector)):
+    for mine in grouped(measured(rows, method=GRID, epochs=0), lambda case: (case.network, case.kept, case.selector)):
         plain, compensated = (measured(mine, recovery=name) for name in (NONE, ONE_PASS))
         if plain and compensated:
             less, more = average(plain, "top1"), average(compensated, "top1")

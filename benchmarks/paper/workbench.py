@@ -49,11 +49,22 @@ class Subject:
     keep_class: bool = False
     _acceptances: dict[Hashable, Acceptance] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def traced(self) -> recoup.Traced:
         """The structure; the same for all images."""
+        return self._traced_in[0]
+
+    @property
+    def trace_seconds(self) -> float:
+        """What tracing took, the start of torch.export in this process included."""
+        return self._traced_in[1]
+
+    @cached_property
+    def _traced_in(self) -> tuple[recoup.Traced, float]:
         images, _ = self.splits["validation"][0]
-        return recoup.trace(self.model, images[:2], keep_class=self.keep_class)
+        seconds: dict[str, float] = {}
+        made = timed(seconds, "trace", lambda: recoup.trace(self.model, images[:2], keep_class=self.keep_class))
+        return made, seconds["trace"]
 
     @cached_property
     def base(self) -> dict[str, float]:
@@ -119,6 +130,11 @@ class Clock:
             self.memory[stage] = torch.cuda.max_memory_allocated()
         return made
 
+    def forget(self, stage: str) -> None:
+        """Leave out a stage that this case would not have needed."""
+        self.seconds.pop(stage, None)
+        self.memory.pop(stage, None)
+
     def copy(self) -> Clock:
         """A clock that goes on from here on its own."""
         return Clock(dict(self.seconds), dict(self.memory))
@@ -160,7 +176,7 @@ class Sample:
         """The statistics that serve a method, made at the first call."""
         key = statistics_key(method)
         if key not in self._calibrated:
-            clock = Clock()
+            clock, _ = Clock({"trace": self.subject.trace_seconds}), self.batches  # reading images is not counted
             seen = clock("statistics", lambda: self._calibrate(method))
             self._calibrated[key] = seen, clock
         seen, clock = self._calibrated[key]

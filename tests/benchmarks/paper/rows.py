@@ -3,7 +3,7 @@
 from benchmarks.paper.cases import Case, Outcome, Row, Stamp
 
 STAMP = Stamp({"recoup": "1.0", "torch": "2.11"}, "NVIDIA H200", "python -m benchmarks.paper table2 --cifar DIR")
-STAGES = {"statistics": 1.0, "selection": 2.0, "search": 3.0, "finish": 0.5}
+STAGES = {"trace": 0.5, "statistics": 1.0, "selection": 2.0, "search": 3.0, "finish": 0.5}
 
 
 def row(case: Case, *, stamp: Stamp = STAMP, **outcome: object) -> Row:

@@ -182,6 +182,17 @@ def test_another_source_must_have_as_many_images_as_are_asked_for(tmp_path):
         read("other:4", 0)
 
 
+def test_images_are_drawn_by_count_and_seed():
+    batches = [(torch.arange(4.0) + start, torch.arange(4) + start) for start in (0, 4)]
+    first, again, other = (opening.drawn_from(batches, "own:6", seed) for seed in (0, 0, 1))
+    drawn = [torch.cat([labels for _, labels in each]) for each in (first, again, other)]
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2]) and len(set(drawn[0].tolist())) == 6
+    assert all(torch.equal(images.long(), labels) for images, labels in first)
+    for data in ("own:9", "noise:4"):
+        with pytest.raises(UsageError, match="8 images of the network's own and no others"):
+            opening.drawn_from(batches, data, 0)
+
+
 def test_fresh_weights_are_drawn_anew_and_those_of_the_sample_stay(monkeypatch):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

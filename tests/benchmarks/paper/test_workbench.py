@@ -1,12 +1,14 @@
 """What many cases share is what `prune` makes for each of them."""
 
 import itertools
-from dataclasses import fields
+import time
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from benchmarks.paper.cases import Case
 from benchmarks.paper.command import parse
+from benchmarks.paper.recoveries import HELD_OUT, recovered
 from benchmarks.paper.training import trained
 from benchmarks.paper.workbench import FastAccuracy, Sample, Subject, method_of, search
 
@@ -112,3 +114,24 @@ def test_calibration_images_are_drawn_from_their_source():
     assert not torch.equal(smoke.calibration(own, "own:250", 1)[0][0], smoke.calibration(own, "own:250", 2)[0][0])
     (noise,) = smoke.calibration(own, "noise:200", 0)
     assert noise.shape == (200, 1, 8, 8) and abs(float(noise.std()) - 1) < 0.05
+
+
+def test_tracing_is_a_stage_and_reading_images_is_none():
+    reads = []
+    here = subject()
+    counted = replace(here, images=lambda data, seed: reads.append(seed) or time.sleep(0.3) or images(seed))
+    _, clock = Sample(counted, "", 0).calibrated(recoup.Paper())
+    assert reads == [0] and clock.seconds["trace"] == counted.trace_seconds > 0
+    again = Sample(here, "", 0).calibrated(recoup.Paper())[1]
+    assert clock.seconds["statistics"] < again.seconds["statistics"] + 0.3
+
+
+def test_held_out_statistics_are_counted_beside_those_of_the_ranking():
+    sample = Sample(subject(), "", 0)
+    ranked = sample.ranked(recoup.Paper(selector="l2"))
+    keep = recoup.allocate(ranked.seen, ranked.rankings, recoup.Goal(budget=recoup.Budget(width=0.5))).keep
+    clock = ranked.clock
+    recovered(sample, ranked, keep, "in-sequence", clock)
+    assert clock.seconds[HELD_OUT] > 0 and {"trace", "statistics", "selection", "recovery"} <= set(clock.seconds)
+    clock.forget("statistics")
+    assert "statistics" not in clock.seconds
