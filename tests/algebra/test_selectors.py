@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from recoup.algebra.selection import SELECTORS, Flow, Layer, Problem, ask, forward, looks_at_images, loss_along
+from recoup.algebra.selection import SELECTORS, Flow, Layer, Problem, SingleMaps, ask, forward, looks_at_images, loss_along
 from recoup.algebra.selection.contributions import contributions
 from recoup.algebra.selection.feature_rank import mean_ranks
 from recoup.algebra.selection.lasso import opening_order
@@ -42,6 +42,10 @@ class Told:
 
     def maps(self):
         return self.seen
+
+    def single_maps(self):
+        """Every map as one; a channel that is zero everywhere is not read."""
+        return tuple(SingleMaps(each[:, :, None], each.transpose(0, 1).flatten(1).any(1)[:, None]) for each in self.seen)
 
     def gradients(self):
         return self.slopes
@@ -172,6 +176,70 @@ def test_hrank_prefers_high_ranks_and_among_equal_ones_the_larger():
     assert order("hrank", asked) == [1, 3, 2, 0, 4]
 
 
+@dataclass
+class Seen:
+    """Evidence of single maps alone."""
+
+    given: tuple
+
+    def single_maps(self):
+        return self.given
+
+
+def order_by_maps(name, *given):
+    return order(name, problem(rows_and_layer(0)[1], evidence=Seen(given)))
+
+
+def test_hrank_ranks_every_map_alone():
+    """Channel 0 is read at two places: two maps of rank 3 and 1, and no matrix of rank 4; others have rank 2.5 or so."""
+    values = torch.zeros(2, WIDTH, 2, 4, 4)
+    values[:, 0, 0, :3, :3], values[:, 0, 1, 3, 3] = torch.eye(3), 1
+    for channel, rank in enumerate((4, 3, 1, 4), start=1):
+        values[:, channel, 0] = torch.diag((torch.arange(4) < rank).float())
+    is_read = torch.tensor([[True, channel == 0] for channel in range(WIDTH)])
+    assert order_by_maps("hrank", SingleMaps(values, is_read)) == [1, 4, 2, 0, 3]
+
+
+def test_among_equal_ranks_the_size_is_the_mean_over_readers():
+    """Channel 0 is read once and is larger; the others are read twice, and their sum is larger."""
+    once, again = torch.ones(3, WIDTH, 1), torch.ones(3, WIDTH, 1)
+    once[:, 0], again[:, 0] = 1.2, 0
+    given = SingleMaps(once, torch.ones(WIDTH, 1).bool()), SingleMaps(again, torch.arange(WIDTH)[:, None] > 0)
+    assert order_by_maps("hrank", *given)[0] == 0
+
+
+def test_apoz_does_not_count_what_is_not_read():
+    """Every channel is half zero; channel 4 is read at one place, and the zeros at the other are none of its own."""
+    values = (torch.arange(8) % 2).float().expand(3, WIDTH, 2, 8).clone()
+    values[0, 4, 0, 0] = 1
+    values[:, 4, 1] = 0
+    is_read = torch.ones(WIDTH, 2).bool()
+    is_read[4, 1] = False
+    assert order_by_maps("apoz", SingleMaps(values, is_read)) == [4, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_rounding_of_the_maps_is_no_rank(dtype):
+    torch.manual_seed(0)
+    left, right = torch.linalg.qr(torch.randn(2, 5, 3, 32, 2)).Q
+    maps = (left @ torch.diag(torch.tensor([1.0, 0.5])) @ right.mT).to(dtype)
+    assert mean_ranks(maps).tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["l1", "l2", "fpgm", "lookahead"])
+def test_channels_that_no_weight_makes_are_refused_by_name(name):
+    asked = replace(problem(rows_and_layer(0)[1]), filters=torch.zeros(WIDTH, 0))
+    with pytest.raises(UsageError, match=rf"^stem: {name} looks at the weights that make channels.*no layer.*exclude="):
+        ask(asked, name, "stem")
+
+
+def test_random_draws_another_order_for_another_group_and_the_same_again():
+    asked = Problem(50, (), torch.ones(50).bool(), torch.ones(50, 1), 0.0, seed=3)
+    orders = [order("random", replace(asked, name=name)) for name in ("a", "b", "a")]
+    assert orders[0] != orders[1] and orders[0] == orders[2]
+    assert order("random", replace(asked, name="a", seed=4)) != orders[0]
+
+
 def test_nisp_and_synflow_rank_by_the_flow():
     told = Told.random(WIDTH)
     asked = problem(rows_and_layer(0)[1], evidence=told)
@@ -183,16 +251,59 @@ def test_nisp_and_synflow_rank_by_the_flow():
 @settings(max_examples=25, deadline=None)
 def test_thinet_is_the_greedy_listing_on_raw_rows(seed, rows):
     (X, one), (Y, two) = rows_and_layer(seed, rows), rows_and_layer(seed + 1, rows=1, outputs=2)
-    raw = [(X, one.weight, one.channel_of), (Y, two.weight, two.channel_of)]
-    assert order("thinet", problem(one)) == thinet_from_rows(raw[:1], WIDTH)
-    assert order("thinet", problem(one, two)) == thinet_from_rows(raw, WIDTH)
+    assert order("thinet", problem(one)) == thinet_from_rows([(X, one.weight, one.channel_of)], WIDTH)
+    assert order("thinet", problem(one, two)) == thinet_from_rows([as_one_layer((X, one), (Y, two))], WIDTH)
+
+
+def as_one_layer(*pairs):
+    """Layers side by side as one with as many outputs, each relative to the sum of what its channels contribute."""
+    blocks = []
+    for X, layer in pairs:
+        parts = [X[:, layer.channel_of == c] @ layer.weight[layer.channel_of == c] for c in range(WIDTH)]
+        size = sum(float(part.square().sum()) for part in parts) ** 0.5
+        blocks.append(layer.weight / size)
+    weight = torch.block_diag(*blocks)
+    return torch.cat([X for X, _ in pairs], dim=1), weight, torch.cat([layer.channel_of for _, layer in pairs])
 
 
 def test_contributions_are_the_second_moments_of_what_is_read():
     X, one = rows_and_layer(3)
     parts = torch.stack([X[:, one.channel_of == c] @ one.weight[one.channel_of == c] for c in range(WIDTH)])
     M = torch.einsum("inj,knj->ik", parts, parts) / len(X)
-    torch.testing.assert_close(contributions(problem(one)), M / M.sum(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(contributions(problem(one)), M, rtol=1e-9, atol=1e-12)
+    both = contributions(problem(one, replace(one, weight=3 * one.weight)))
+    torch.testing.assert_close(both, 2 * M / M.trace(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["thinet", "lasso"])
+def test_a_reader_whose_contributions_cancel_counts(name):
+    """The second reader gets a channel and its negative: nothing in all, but each of them matters to it."""
+    X = torch.randn(100, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))[:, [0, 0, 1, 1, 1]]
+    W = torch.tensor([[5.0], [-5.0], [0], [0], [0]], dtype=torch.float64)
+    cancelling = Layer(torch.cov(X.T, correction=0), W, torch.arange(WIDTH), X.mean(0))
+    alone = contributions(problem(cancelling))
+    assert float(alone.sum().abs()) < 1e-9 and float(alone[0, 0]) > 1
+    other = Layer(torch.eye(WIDTH).double(), torch.ones(WIDTH, 1).double(), torch.arange(WIDTH))
+    both = contributions(problem(other, cancelling))
+    assert float(both[0, 0]) > 2 * float(both[2, 2])
+    assert sorted(order(name, problem(other, cancelling))) == list(range(WIDTH))
+
+
+@pytest.mark.parametrize("name", ["thinet", "lasso", "lookahead"])
+def test_parts_of_a_layer_are_looked_at_as_one(name):
+    """A layer in eight parts, one of them large, ranks as the layer itself does beside another one."""
+    one, two = rows_and_layer(1, outputs=8)[1], rows_and_layer(2, rows=1)[1]
+    parts = tuple(replace(one, weight=one.weight[:, n : n + 1] * 10.0**-n, scale=1.0) for n in range(8))
+    apart = replace(problem(one, two), layers=(*parts, two), whole=(one, two))
+    assert order(name, apart) == order(name, problem(one, two))
+
+
+def test_parts_of_a_layer_do_not_disturb_those_who_look_at_maps():
+    one, two = rows_and_layer(1)[1], rows_and_layer(2, rows=1)[1]
+    told = Told.random(WIDTH, layers=2)
+    apart = replace(problem(one, two, evidence=told), layers=(one,) * 8 + (two,), whole=(one, two))
+    for name in ("apoz", "hrank", "taylor"):
+        assert order(name, apart) == order(name, problem(one, two, evidence=told))
 
 
 @given(st.integers(0, 10_000), st.integers(2, 6))

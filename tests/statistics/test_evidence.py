@@ -102,6 +102,10 @@ def test_a_layer_called_twice_shows_what_it_reads_both_times():
             if name == "again":
                 twice.append(values)
     torch.testing.assert_close(twice[0], torch.cat([part.flatten(2) for part in x.split(10)], dim=2))
+    group = next(group for group in seen.structure.prunable if "again" in group.consumers)
+    calls = [each.values for each in group_evidence(seen, group).single_maps() if each.values.shape[3:] == x.shape[2:]]
+    for call, part in zip(calls[-2:], x.split(10), strict=True):
+        torch.testing.assert_close(call[:, :, 0], part)
 
 
 def group_evidence(seen, group):

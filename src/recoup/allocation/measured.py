@@ -146,7 +146,8 @@ def _curve(
     for count in counts if least < most else [least]:
         keep = widths.cut(group, count, calibration.structure.keep_all())
         measured[int(keep[group.channels].sum())] = reference.error(one_pass_weights(calibration, keep))
-    return error_curve(loss_of(calibration, group, ranking), measured, least, most)
+    loss = loss_of(calibration, group, ranking, widths.order(group) - group.start)
+    return error_curve(loss, measured, least, most)
 
 
 def keep_within(allocator: Allocator, budget: Budget) -> Tensor:

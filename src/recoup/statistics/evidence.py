@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, fx
 
-from recoup.algebra.selection import Flow
+from recoup.algebra.selection import Flow, SingleMaps
 from recoup.algebra.selection.elimination import rows_by_channel
 from recoup.channels.groups import Consumer, Group
 from recoup.operators.names import operation_name
@@ -57,12 +57,17 @@ class GroupEvidence:
     def maps(self) -> tuple[Tensor, ...]:
         """What each layer reads of the channels (n, width, *positions)."""
         found = self._shared.seen.maps()
-        return tuple(self._arranged(consumer, found[consumer.name]) for consumer in self._consumers)
+        return tuple(self._together(consumer, found[consumer.name]) for consumer in self._consumers)
+
+    def single_maps(self) -> tuple[SingleMaps, ...]:
+        """What every call of a layer reads of the channels, map by map."""
+        found = self._shared.seen.maps()
+        return tuple(self._apart(consumer, call) for consumer in self._consumers for call in found[consumer.name])
 
     def gradients(self) -> tuple[Tensor, ...]:
         """The derivatives of the loss, in the shape of `maps`."""
         found = self._shared.seen.gradients()
-        return tuple(self._arranged(consumer, found[consumer.name]) for consumer in self._consumers)
+        return tuple(self._together(consumer, found[consumer.name]) for consumer in self._consumers)
 
     def flow(self) -> Flow:
         """What passes the channels in the network of absolute weights, over all layers that read them."""
@@ -83,19 +88,33 @@ class GroupEvidence:
 
     def _summed(self, consumer: Consumer, value: Tensor) -> Tensor:
         """A value (1, inputs, *positions) summed by channel (width,)."""
-        return _by_channel(consumer, self._group, value).flatten(2).sum(dim=(0, 2))
+        return _by_channel(consumer, self._group, value).values.flatten(2).sum(dim=(0, 2))
 
-    def _arranged(self, consumer: Consumer, value: Tensor) -> Tensor:
-        """A value (n, inputs, *positions) by channel, (n, width, *positions)."""
-        by_channel = _by_channel(consumer, self._group, value)
-        if by_channel.shape[2] == 1:
-            return by_channel.squeeze(2)
+    def _together(self, consumer: Consumer, calls: list[Tensor]) -> Tensor:
+        """All that a layer reads of the channels (n, width, *positions); of several maps the first position is which.
+
+        Of several calls, the positions of one lie behind those of the other.
+        """
+        values = [self._apart(consumer, call).values for call in calls]
+        if len(values) > 1:
+            return torch.cat([each.flatten(2) for each in values], dim=2)
+        return values[0].squeeze(2) if values[0].shape[2] == 1 else values[0]
+
+    def _apart(self, consumer: Consumer, call: Tensor) -> SingleMaps:
+        """What a call reads (n, k, inputs, *positions) of each channel, map by map."""
+        parts = call.shape[1]
+        found = _by_channel(consumer, self._group, call.movedim(1, 2))
+        values, is_read = found.values.flatten(2, 3), found.is_read.repeat_interleave(parts, dim=1)
+        if values.dim() > 3 or values.shape[2] == 1 or parts > 1:
+            return SingleMaps(values, is_read)
         positions = _flattened_positions(self._shared.calibration, consumer)
-        is_flattened = by_channel.dim() == 3 and math.prod(positions) == by_channel.shape[2]
-        return by_channel.unflatten(2, positions) if is_flattened and len(positions) > 1 else by_channel
+        size = max(1, math.prod(positions))
+        if size == 1 or bool((is_read.sum(dim=1) % size).any()):
+            return SingleMaps(values, is_read)
+        return SingleMaps(values.unflatten(2, (-1, *positions)), is_read[:, ::size])
 
 
-def _by_channel(consumer: Consumer, group: Group, value: Tensor) -> Tensor:
+def _by_channel(consumer: Consumer, group: Group, value: Tensor) -> SingleMaps:
     """What a layer reads (n, inputs, *positions) of each channel, (n, width, r, *positions); zero where it reads less.
 
     A layer behind a flattened map, or one that reads heads, reads a channel at several inputs.
@@ -103,7 +122,8 @@ def _by_channel(consumer: Consumer, group: Group, value: Tensor) -> Tensor:
     local = consumer.inputs - group.start
     local = torch.where((local >= 0) & (local < group.width), local, -1).to(value.device)
     rows, is_row = rows_by_channel(local, group.width, torch.ones_like(local, dtype=torch.bool))
-    return value[:, rows] * is_row.reshape(*is_row.shape, *[1] * (value.dim() - 2)).to(value.dtype)
+    mask = is_row.reshape(*is_row.shape, *[1] * (value.dim() - 2)).to(value.dtype)
+    return SingleMaps(value[:, rows] * mask, is_row)
 
 
 def _flattened_positions(calibration: Calibration, consumer: Consumer) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
     |W|       takes the place of every weight; biases and other summands that are no activations are left out
     γ / σ     absolute, takes the place of a batch norm; of other norms only |γ| stays
     g         activations, softmax and dropout are passed as they are
+    E         of a table of embeddings that an input looks up, the mean of its absolute rows: no row is the first
 
 A value is carried as m · exp(l), with one number l for the whole tensor and the largest m at most 1. Values are brought
 to the larger l before they are added. With R = Σ outputs = r · exp(L), a layer that reads a = m · exp(l) has
@@ -65,7 +66,7 @@ def flows(captured: Captured, weights: Sequence[str]) -> dict[str, list[LayerFlo
     Raises:
         UsageError: an operation has no counterpart in the absolute network.
     """
-    watching = _Watch(captured.tensors, frozenset(weights))
+    watching = _Watch(captured.tensors, frozenset(weights), _computed_from_inputs(captured))
     device = next(iter(captured.values.values())).device
     with torch.enable_grad():
         stored = {name: value.detach() for name, value in captured.values.items()}
@@ -89,8 +90,9 @@ def flows(captured: Captured, weights: Sequence[str]) -> dict[str, list[LayerFlo
 class _Watch:
     """Runs operations of the absolute network, and notes what the watched layers read."""
 
-    def __init__(self, tensors: Mapping[str, str], weights: frozenset[str]) -> None:
-        self._tensors, self._weights = tensors, weights
+    def __init__(self, tensors: Mapping[str, str], weights: frozenset[str], computed: frozenset[str]) -> None:
+        """`computed` are the nodes that depend on an input."""
+        self._tensors, self._weights, self._computed = tensors, weights, computed
         self.read: dict[str, list[tuple[Carried, bool]]] = {}
 
     def perform(self, node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -99,7 +101,8 @@ class _Watch:
         if record.layer is not None:
             return self._layer(node, record, args, kwargs)
         if not any(isinstance(leaf, Carried) for leaf in tree_flatten((args, dict(kwargs)))[0]):
-            return perform(node, args, kwargs)
+            is_looked_up = name == "embedding" and node.name in self._computed
+            return _embedded(node, args[0]) if is_looked_up else perform(node, args, kwargs)
         rule = _rule(name, record, node)
         return rule(node, args, dict(kwargs))
 
@@ -111,6 +114,8 @@ class _Watch:
         if isinstance(weight, Carried):  # computed from activations
             raise _no_counterpart(node)
         read = Carried(given.mantissa.clone(), given.log)
+        if not read.mantissa.requires_grad:  # computed from integers or stored tensors alone
+            read.mantissa.requires_grad_()
         stored = record.layer.argument(node, "weight")
         name = self._tensors.get(stored.name) if isinstance(stored, fx.Node) else None
         if name in self._weights:
@@ -121,6 +126,23 @@ class _Watch:
         in_order = [call.pop(argument) for argument in names[: len(args)]]
         result = node.target(*in_order, **call)  # type: ignore[operator]  # the target of a call_function is one
         return Carried(result, given.log).normalised()
+
+
+def _computed_from_inputs(captured: Captured) -> frozenset[str]:
+    """Names of the nodes that depend on what the network is given."""
+    found: set[str] = set()
+    for node in captured.graph.nodes:
+        is_input = node.op == "placeholder" and node.name not in captured.values
+        if is_input or any(each.name in found for each in node.all_input_nodes):
+            found.add(node.name)
+    return frozenset(found)
+
+
+def _embedded(node: fx.Node, table: Tensor) -> Carried:
+    """The mean absolute row of a table, wherever one is looked up."""
+    mean = table.double().abs().mean(dim=0)
+    value = mean.expand(node.meta["val"].shape).clone()
+    return Carried(value, torch.zeros((), dtype=torch.float64, device=value.device)).normalised()
 
 
 def _rule(name: str, record: Operator, node: fx.Node) -> Callable[[fx.Node, Any, dict[str, Any]], Any]:

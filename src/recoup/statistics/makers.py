@@ -28,15 +28,15 @@ class BatchNorm:
 
 
 def filters_of(calibration: Calibration, group: Group, *, folded: bool = False) -> Tensor:
-    """The weights that produce each channel (width, f), all producers side by side.
+    """The weights that produce each channel (width, f), all producers side by side; f = 0 where there is none.
 
+    Grouped convolutions are producers, and so are embeddings, by the columns of their tables.
     With `folded`, each is multiplied by the factor γ / σ of the batch norm that alone reads what it makes.
     """
     structure = calibration.structure
     sites = {(site.tensor, site.dim): site.channel_of for site in structure.sites}
-    makers = {(p.weight, p.output_dim): p.node for p in reversed(structure.products) if p.input_dim is not None}
     found = []
-    for (name, dim), node in reversed(makers.items()):
+    for (name, dim), node in _makers(calibration).items():
         if (name, dim) not in sites:  # a computed weight that loses nothing has no place in the class
             continue
         weight = calibration.parameters[name].movedim(dim, 0).flatten(1)
@@ -44,7 +44,22 @@ def filters_of(calibration: Calibration, group: Group, *, folded: bool = False) 
         weight = weight if factor is None or len(factor) != len(weight) else weight * factor[:, None]
         rows = rows_of_group(group, weight, sites[name, dim])
         found += [] if rows is None else [rows]
-    return torch.cat(found, dim=1) if found else torch.ones(group.width, 1)
+    return torch.cat(found, dim=1) if found else torch.zeros(group.width, 0)
+
+
+def _makers(calibration: Calibration) -> dict[tuple[str, int], str]:
+    """Every weight that makes channels and the dim they lie along, with the first node that multiplies by it."""
+    captured = calibration.traced.standalone.captured
+    makers: dict[tuple[str, int], str] = {}
+    for product in calibration.structure.products:
+        makers.setdefault((product.weight, product.output_dim), product.node)
+    for node in captured.graph.nodes:
+        if node.op != "call_function" or operation_name(node.target) != "embedding":
+            continue
+        table = captured.tensors.get(node.args[0].name) if isinstance(node.args[0], fx.Node) else None
+        if table is not None:
+            makers.setdefault((table, 1), node.name)
+    return makers
 
 
 def scales_of(calibration: Calibration, group: Group) -> Tensor:

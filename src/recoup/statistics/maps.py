@@ -3,6 +3,9 @@
 The pass shows the network a few of the calibration images. Of every layer that reads prunable channels, all that it
 reads is kept until all groups are ranked. The number of images follows from that: maps and gradients of all layers
 together take at most `MOST_BYTES`.
+
+What a call of a layer reads is kept as (n, k, inputs, *positions): a network may fold k parts of every sample, such as
+the frames of a film, into the first dim, and k is 1 where it does not.
 """
 
 from __future__ import annotations
@@ -38,9 +41,10 @@ class LayerReading:
     value: Tensor
     has_window: bool
 
-    def arranged(self, like: Tensor) -> Tensor:
-        """A tensor in the shape of the value as (n, inputs, *positions)."""
-        return like if self.has_window else like.movedim(-1, 1)
+    def arranged(self, like: Tensor, samples: int) -> Tensor:
+        """A tensor in the shape of the value as (n, k, inputs, *positions)."""
+        unfolded = like.unflatten(0, (samples, -1))
+        return unfolded if self.has_window else unfolded.movedim(-1, 2)
 
 
 class ReadingProbe(TorchFunctionMode):
@@ -76,34 +80,44 @@ class ReadingProbe(TorchFunctionMode):
         return func(*args[:place], copy, *args[place + 1 :], **kwargs)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenPass:
+    """What layers read of some samples, call by call, what the network returns, and the labels."""
+
+    read: Mapping[str, list[LayerReading]]
+    samples: int
+    outputs: Any
+    labels: Tensor | None
+
+
 class SeenMaps:
     """What layers read on a few images, and the gradients of the loss: each measured at the first call."""
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        self._maps: dict[str, Tensor] | None = None
-        self._gradients: dict[str, Tensor] | None = None
+        self._maps: dict[str, list[Tensor]] | None = None
+        self._gradients: dict[str, list[Tensor]] | None = None
 
-    def maps(self) -> Mapping[str, Tensor]:
-        """What each layer reads (n, inputs, *positions), by its name."""
+    def maps(self) -> Mapping[str, list[Tensor]]:
+        """What each call of a layer reads (n, k, inputs, *positions), by the layer's name."""
         if self._maps is None:
             with torch.no_grad():
-                self._maps = _joined([_values(read) for read, _, _ in self._passes(differentiable=False)])
+                self._maps = _joined([_values(seen) for seen in self._passes(differentiable=False)])
         return self._maps
 
-    def gradients(self) -> Mapping[str, Tensor]:
+    def gradients(self) -> Mapping[str, list[Tensor]]:
         """The derivative of every sample's loss by what each layer reads, in the shape of `maps`."""
         if self._gradients is None:
             maps, gradients = [], []
             with torch.enable_grad():
-                for read, outputs, labels in self._passes(differentiable=True):
-                    gradients.append(_derivatives(_loss(self._calibration, outputs, labels), read))
-                    maps.append(_values(read))
+                for seen in self._passes(differentiable=True):
+                    gradients.append(_derivatives(_loss(self._calibration, seen.outputs, seen.labels), seen))
+                    maps.append(_values(seen))
             self._maps, self._gradients = _joined(maps), _joined(gradients)
         return self._gradients
 
-    def _passes(self, *, differentiable: bool) -> Iterator[tuple[dict[str, list[LayerReading]], Any, Tensor | None]]:
-        """What layers read, what the network returns and the labels, a bounded number of images at a time."""
+    def _passes(self, *, differentiable: bool) -> Iterator[SeenPass]:
+        """A bounded number of images at a time."""
         twin = working_copy(self._calibration.traced.host).requires_grad_(False)
         tensors = named_tensors(twin)
         names = {id(tensors[c.weight]): c.name for c in watched(self._calibration.structure)}
@@ -111,7 +125,8 @@ class SeenMaps:
             probe = ReadingProbe(names, differentiable=differentiable)
             with probe:
                 outputs = call_checked(twin, inputs, number)
-            yield probe.read, outputs, inputs.labels
+            _require_samples(probe.read, inputs.size)
+            yield SeenPass(probe.read, inputs.size, outputs, inputs.labels)
 
 
 def _images(calibration: Calibration) -> Iterator[Inputs]:
@@ -130,6 +145,23 @@ def _images(calibration: Calibration) -> Iterator[Inputs]:
         for places in torch.arange(count).split(AT_ONCE):
             yield inputs.pick(places).to(device)
         left -= count
+        if not left:
+            return
+
+
+def _require_samples(read: Mapping[str, list[LayerReading]], samples: int) -> None:
+    """What a layer reads has to begin with samples, or with the same number of parts of each."""
+    for name, readings in read.items():
+        for shape in (tuple(reading.value.shape) for reading in readings):
+            if len(shape) < 2 or shape[0] % samples:
+                raise _unclear_samples(name, f"{shape} for {samples} images")
+
+
+def _unclear_samples(name: str, what: str) -> UsageError:
+    return UsageError(
+        f"{name} reads {what}, so nobody can tell which part of it belongs to which image. Let the images, or the "
+        "parts of each, lie along the first dim, or choose a selector that looks at no feature maps, such as 'backward'."
+    )
 
 
 def _bytes_per_image(calibration: Calibration) -> int:
@@ -177,20 +209,22 @@ def _are_scores(calibration: Calibration, values: list[Tensor]) -> bool:
     return kind == "auto" and len(values) == 1 and values[0].dim() == 2 and values[0].shape[1] > 1
 
 
-def _derivatives(loss: Tensor, read: Mapping[str, list[LayerReading]]) -> dict[str, Tensor]:
-    every = [reading.value for readings in read.values() for reading in readings]
+def _derivatives(loss: Tensor, seen: SeenPass) -> dict[str, list[Tensor]]:
+    every = [reading.value for readings in seen.read.values() for reading in readings]
     found = iter(torch.autograd.grad(loss, every, allow_unused=True, materialize_grads=True))
-    return {name: _one_map([r.arranged(next(found)) for r in readings]) for name, readings in read.items()}
+    return {name: [r.arranged(next(found), seen.samples) for r in readings] for name, readings in seen.read.items()}
 
 
-def _values(read: Mapping[str, list[LayerReading]]) -> dict[str, Tensor]:
-    return {name: _one_map([r.arranged(r.value.detach()) for r in readings]) for name, readings in read.items()}
+def _values(seen: SeenPass) -> dict[str, list[Tensor]]:
+    return {name: [r.arranged(r.value.detach(), seen.samples) for r in readings] for name, readings in seen.read.items()}
 
 
-def _one_map(calls: list[Tensor]) -> Tensor:
-    """What a layer reads in one pass; of several calls, the positions of one behind those of the other."""
-    return calls[0] if len(calls) == 1 else torch.cat([call.reshape(*call.shape[:2], -1) for call in calls], dim=2)
-
-
-def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+def _joined(parts: list[dict[str, list[Tensor]]]) -> dict[str, list[Tensor]]:
+    """The samples of all passes, one behind the other."""
+    joined = {}
+    for name in parts[0]:
+        shapes = {tuple(call.shape[1:] for call in part.get(name, ())) for part in parts}
+        if len(shapes) > 1:
+            raise _unclear_samples(name, "another shape for another number of images")
+        joined[name] = [torch.cat(calls) for calls in zip(*(part[name] for part in parts), strict=True)]
+    return joined

@@ -34,9 +34,15 @@ def rank(calibration: Calibration, progress: Progress = silent) -> dict[str, Ran
     return rankings
 
 
-def loss_of(calibration: Calibration, group: Group, ranking: Ranking) -> Tensor:
-    """The loss at every width of a ranking (width + 1,): what its selector says, or the loss along its order."""
-    return ranking.loss if ranking.loss is not None else loss_along(problem_of(calibration, group), ranking.order)
+def loss_of(calibration: Calibration, group: Group, ranking: Ranking, order: Tensor) -> Tensor:
+    """The loss at every width (width + 1,): what the ranking's selector says, or the loss along the order that is cut.
+
+    `order` are the group's channels, numbered from 0, which may have constant ones behind others.
+    """
+    if ranking.loss is not None:
+        return ranking.loss
+    problem = problem_of(calibration, group)
+    return loss_along(problem, order.to(problem.device))
 
 
 def problem_of(calibration: Calibration, group: Group, evidence: SharedEvidence | None = None) -> Problem:
@@ -48,17 +54,31 @@ def problem_of(calibration: Calibration, group: Group, evidence: SharedEvidence 
     method = calibration.method
     filters = filters_of(calibration, group).to(device)
     shared = evidence or SharedEvidence(calibration)
-    return Problem(group.width, layers, free, filters, method.ridge, method.seed, shared.of(group))
+    is_parted = any(calibration.statistics[consumer.name].patterns for consumer in readers)
+    whole = tuple(_whole(calibration, consumer, group) for consumer in readers) if is_parted else ()
+    given = shared.of(group)
+    return Problem(group.width, layers, free, filters, method.ridge, method.seed, given, whole, group.name)
+
+
+def _whole(calibration: Calibration, consumer: Consumer, group: Group) -> Layer:
+    """The consumer in one piece, with statistics under the mean slope of all its outputs."""
+    seen = calibration.statistics[consumer.name]
+    weight = seen.as_features(calibration.parameters[consumer.weight])
+    return Layer(seen.covariance, weight, _channels(seen, group), _mean(seen, seen.moments))
+
+
+def _channels(seen: Statistics, group: Group) -> Tensor:
+    """The channel of the group, from 0, that each row belongs to; -1 for others."""
+    local = seen.channel_of - group.start
+    return torch.where((local >= 0) & (local < group.width), local, -1)
 
 
 def _layers(calibration: Calibration, consumer: Consumer, group: Group) -> tuple[Layer, ...]:
     """The consumer, or a part of it for each pattern of its outputs; their losses add up to E|g'(y)(y - ŷ)|²."""
     seen = calibration.statistics[consumer.name]
-    local = seen.channel_of - group.start
-    channel_of = torch.where((local >= 0) & (local < group.width), local, -1)
-    weight = calibration.parameters[consumer.weight]
     if not seen.patterns:
-        return (Layer(seen.covariance, seen.as_features(weight), channel_of, _mean(seen, seen.moments)),)
+        return (_whole(calibration, consumer, group),)
+    weight, channel_of = calibration.parameters[consumer.weight], _channels(seen, group)
     parts = [
         Layer(seen.minimised(p.moments), _weighed(seen, p, weight), channel_of, _mean(seen, p.moments))
         for p in seen.patterns

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from recoup.config import require_flag, require_progress
-from recoup.errors import ArtefactError, CalibrationError, TrainingError, UsageError, require_kind
+from recoup.errors import ArtefactError, CalibrationError, TrainingError, UsageError, require_kind, told
 from recoup.graph.copies import duplicate, working_copy
 from recoup.graph.learning import learning
 from recoup.inputs.augment import varied
@@ -25,25 +28,19 @@ from recoup.inputs.batches import (
     Stream,
     call_checked,
     device_of,
-    is_labelled_pair,
     length_of,
     numbered_inputs,
     require_repeatable,
 )
 from recoup.inputs.surroundings import undisturbed
-from recoup.judge.accuracy import accuracy
 from recoup.progress import Progress, silent
-from recoup.training.checkpoint import Run, restore_checkpoint, run_of, write_checkpoint
-from recoup.training.losses import (
-    class_numbers,
-    on_labels,
-    on_teacher,
-    require_known_classes,
-    require_labels_fit,
-    scores_in,
-)
+from recoup.training.checkpoint import Run, require_storable, restore_checkpoint, run_of, write_checkpoint
+from recoup.training.data import labels_of, traces_of
+from recoup.training.losses import on_labels, on_teacher, require_known_classes, require_labels_fit, scores_in
+from recoup.training.measure import measured, require_measurable
 from recoup.training.record import Epoch, Finetuned
 from recoup.training.settings import Training
+from recoup.training.tensors import finite_names
 
 USUAL = Training()
 # Steps between two looks at the loss, which make a GPU wait.
@@ -78,8 +75,9 @@ def finetune(
 
     Raises:
         CalibrationError: batches can be read only once, have no labels where they are needed, or make the model fail.
-        TrainingError: the loss is not finite; the last checkpoint is that of the epoch before.
-        ArtefactError: the checkpoint is damaged, belongs to another run, or would be overwritten.
+        TrainingError: the loss or a weight is not finite; the last checkpoint is that of the epoch before.
+        ArtefactError: the checkpoint is damaged, belongs to another run, would be overwritten, or cannot hold a tensor.
+        UsageError: the model returns no class scores, or images would move under labels of their positions.
     """
     _check(training, teacher, validation, progress)
     require_flag("resume", resume)
@@ -87,17 +85,17 @@ def finetune(
     _require_readable_again(batches)
     twin = duplicate(model).eval()
     guide = None if teacher is None else working_copy(teacher).to(device)
+    if validation is not None:
+        require_measurable(twin, validation)
     steps = _number_of(batches)
     optimiser = make_optimiser(twin, training)
-    path, run, history = _place(checkpoint, resume=resume), None, tuple[Epoch, ...]()
-    if path is not None:
-        run = run_of(twin, training, steps)
-        history = restore_checkpoint(path, run, twin, optimiser) if resume and path.exists() else ()
+    keeper = _keeper(_place(checkpoint, resume=resume), twin, guide, optimiser, training, batches, steps)
+    history = keeper.resumed(validation) if keeper is not None and resume else ()
     loop = _Loop(twin, guide, optimiser, training, steps, progress)
     with torch.enable_grad(), _repeatable():
         for epoch in range(len(history), training.epochs):
-            history = (*history, _measured(loop.run(epoch, batches), twin, validation))
-            _keep(path, run, twin, optimiser, history)
+            history = (*history, loop.run(epoch, batches))
+            history = _kept(keeper, twin, history, validation)
     for parameter in twin.parameters():
         parameter.grad = None
     return Finetuned(twin.eval(), history)
@@ -137,6 +135,8 @@ class _Loop:
         self._model, self._teacher, self._optimiser, self._training = model, teacher, optimiser, training
         self._steps, self._progress, self._device = steps, progress, device_of(model)
         self._are_labels_known = False
+        # Some are not finite on purpose, such as masks of attention.
+        self._finite = finite_names(model)
 
     def run(self, epoch: int, batches: Iterable[Any]) -> Epoch:
         """Read all batches once, with a step for each."""
@@ -152,6 +152,7 @@ class _Loop:
                 done = min(step + 1, self._training.epochs * self._steps)
                 self._progress("finetune", done, self._training.epochs * self._steps)
         self._require_finite(total, epoch, number)
+        self._require_finite_model(epoch)
         self._are_labels_known = True
         return Epoch(float(total) / number, rate, time.perf_counter() - begin)
 
@@ -163,7 +164,7 @@ class _Loop:
 
     def _step(self, batch: Any, number: int, generator: torch.Generator) -> Tensor:
         given = numbered_inputs(batch, self._model, number, "training")
-        inputs = given.map(lambda tensor: tensor.to(self._device, non_blocking=True))
+        inputs = given.map(lambda tensor: _moved(tensor.detach(), self._device))
         inputs = varied(inputs, self._training.augment, generator)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._training.precision == "bfloat16"):
             scores = scores_in(call_checked(self._model, inputs, number, "training"))
@@ -191,15 +192,17 @@ class _Loop:
         return torch.stack(parts).mean()
 
     def _labels(self, batch: Any, scores: Tensor, number: int) -> Tensor:
-        if not is_labelled_pair(batch, self._model):
-            raise CalibrationError(
-                f"training batch {number} has no labels. Give pairs (inputs, labels), or train with "
-                "loss='distillation' and a teacher, which needs none."
+        if scores.dim() > 2 and self._training.augment != "none":
+            raise UsageError(
+                f"augment={self._training.augment!r} moves images, but not labels of their positions, and the model "
+                f"returns scores of shape {tuple(scores.shape)}. Say augment='none', or loss='distillation', which "
+                "needs no labels."
             )
-        labels = require_labels_fit(class_numbers(batch[1], number), scores, number)
-        if not self._are_labels_known:  # in the first epoch only, for it makes a GPU wait
+        labels = require_labels_fit(labels_of(batch, self._model, number), scores, number)
+        # On a GPU in the first epoch only, for it has to wait.
+        if labels.device.type == "cpu" or not self._are_labels_known:
             require_known_classes(labels, scores.shape[1], number)
-        return labels.to(self._device, non_blocking=True)
+        return _moved(labels, self._device)
 
     def _require_finite(self, total: Tensor, epoch: int, number: int) -> None:
         if not bool(total.isfinite()):
@@ -208,18 +211,76 @@ class _Loop:
                 "inputs that are not finite; a checkpoint is still that of the epoch before."
             )
 
+    def _require_finite_model(self, epoch: int) -> None:
+        """The last step of an epoch may spoil weights, which no loss has seen yet."""
+        spoilt = sorted(self._finite - finite_names(self._model))
+        if spoilt:
+            raise TrainingError(
+                f"{spoilt[0]} holds NaN or infinite values after epoch {epoch + 1}. Lower the rate, or look for inputs "
+                "that are not finite; a checkpoint is still that of the epoch before."
+            )
 
-def _measured(epoch: Epoch, model: nn.Module, validation: Iterable[Any] | None) -> Epoch:
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; nobody waits for what goes to a GPU, but the CPU would read before all has come."""
+    return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Keeper:
+    """Writes checkpoints of a run, and reads the one that is there."""
+
+    path: Path
+    run: Run
+    model: nn.Module
+    optimiser: Optimizer
+
+    def resumed(self, validation: Iterable[Any] | None) -> tuple[Epoch, ...]:
+        """The epochs behind us; the last one is measured if the run was stopped before it was."""
+        if not self.path.exists():
+            return ()
+        history = restore_checkpoint(self.path, self.run, self.model, self.optimiser)
+        if not history or history[-1].accuracy is not None or validation is None:
+            return history
+        history = (*history[:-1], measured(history[-1], self.model, validation))
+        self.keep(history)
+        return history
+
+    def keep(self, history: tuple[Epoch, ...]) -> None:
+        """Replace the checkpoint."""
+        write_checkpoint(self.path, self.run, self.model, self.optimiser, history)
+
+
+def _keeper(
+    path: Path | None,
+    model: nn.Module,
+    teacher: nn.Module | None,
+    optimiser: Optimizer,
+    training: Training,
+    batches: Iterable[Any],
+    steps: int,
+) -> _Keeper | None:
+    """Who keeps checkpoints of a run that is about to begin; nobody without a path."""
+    if path is None:
+        return None
+    require_storable(model)
+    _seeded(training.seed, 0, device_of(model))  # what shuffles begins with the same batch, if it can
+    traces = traces_of(batches, model, needs_labels=training.needs_labels)
+    return _Keeper(path, run_of(model, teacher, training, steps, traces), model, optimiser)
+
+
+def _kept(
+    keeper: _Keeper | None, model: nn.Module, history: tuple[Epoch, ...], validation: Iterable[Any] | None
+) -> tuple[Epoch, ...]:
+    """The history with the accuracy of its last epoch, which is kept before it is measured and again afterwards."""
+    if keeper is not None:
+        keeper.keep(history)
     if validation is None:
-        return epoch
-    return Epoch(epoch.loss, epoch.rate, epoch.seconds, accuracy(model, validation))
-
-
-def _keep(
-    path: Path | None, run: Run | None, model: nn.Module, optimiser: Optimizer, history: tuple[Epoch, ...]
-) -> None:
-    if path is not None and run is not None:
-        write_checkpoint(path, run, model, optimiser, history)
+        return history
+    history = (*history[:-1], measured(history[-1], model, validation))
+    if keeper is not None:
+        keeper.keep(history)
+    return history
 
 
 def _check(training: Training, teacher: object, validation: Iterable[Any] | None, progress: Progress) -> None:
@@ -256,11 +317,24 @@ def _place(checkpoint: str | Path | None, *, resume: bool) -> Path | None:
         return None
     require_kind("checkpoint", checkpoint, (str, Path), "the path of a file")
     path = Path(checkpoint)
-    if path.is_dir():
+    mode = _mode_of(path)
+    if mode is not None and stat.S_ISDIR(mode):
         raise ArtefactError(f"the checkpoint {path} is a folder. Give the path of a file.")
-    if path.exists() and not resume:
+    if mode is not None and not resume:
         raise ArtefactError(f"the checkpoint {path} exists already. Go on from it with resume=True, or remove it.")
     return path
+
+
+def _mode_of(path: Path) -> int | None:
+    """What kind of file is at a path; None for nothing."""
+    try:
+        return os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ArtefactError(
+            f"the checkpoint {str(path)!r} cannot be reached ({told(error)}). Give the path of a file."
+        ) from error
 
 
 def _seeded(seed: int, epoch: int, device: torch.device) -> torch.Generator:

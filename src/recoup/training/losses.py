@@ -59,13 +59,13 @@ def on_teacher(scores: Tensor, target: Tensor, temperature: float) -> Tensor:
 
 
 def class_numbers(given: Any, number: int) -> Tensor:
-    """The labels of a batch as whole numbers.
+    """The labels of a batch as whole numbers, of which derivatives may be kept.
 
     Raises:
         CalibrationError: they are something else.
     """
     try:
-        labels = torch.as_tensor(given)
+        labels = torch.as_tensor(given).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise CalibrationError(
             f"the labels of training batch {number} are no numbers ({told(error)}): got {shown(given)}."
@@ -75,7 +75,16 @@ def class_numbers(given: Any, number: int) -> Tensor:
             f"the labels of training batch {number} are of {labels.dtype}. Give class numbers; turn one-hot or soft "
             "labels into numbers with argmax(1)."
         )
-    return labels.long()
+    if labels.layout is not torch.strided or labels.is_nested or labels.is_quantized:
+        raise CalibrationError(
+            f"the labels of training batch {number} are sparse, nested or quantised. Give a dense tensor, as "
+            "labels.to_dense() does."
+        )
+    if labels.is_meta:
+        raise CalibrationError(
+            f"the labels of training batch {number} are on the meta device, which has no values. Give real ones."
+        )
+    return labels.clone().long() if labels.is_inference() else labels.long()
 
 
 def require_labels_fit(labels: Tensor, scores: Tensor, number: int) -> Tensor:
@@ -95,6 +104,8 @@ def require_labels_fit(labels: Tensor, scores: Tensor, number: int) -> Tensor:
 
 def require_known_classes(labels: Tensor, classes: int, number: int) -> None:
     """Refuse class numbers that the model has no score for."""
+    if not labels.numel():
+        raise CalibrationError(f"training batch {number} has labels of shape {tuple(labels.shape)}: none at all.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise CalibrationError(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from recoup.config import SEEDS, is_number, require_at_least, require_one_of, require_whole
-from recoup.errors import UsageError
+from recoup.errors import UsageError, shown
 from recoup.inputs.augment import Augment
 
 Optimiser = Literal["sgd", "adamw"]
@@ -17,6 +17,8 @@ Precision = Literal["float32", "bfloat16"]
 
 # The highest learning rate of a network that was trained before, where none is given.
 RATES = MappingProxyType({"sgd": 0.01, "adamw": 0.001})
+# Fields that are kept as Python's own floats, which can be written to a file.
+_NUMBERS = ("rate", "momentum", "decay", "warm_up", "smoothing", "temperature")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,14 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_whole("epochs", self.epochs, least=0)
-        require_whole("seed", self.seed, least=0)
-        if self.seed >= SEEDS:
-            raise UsageError(f"seed must be below 2 to the power of 63, got {self.seed}.")
+        for name in ("epochs", "seed"):
+            require_whole(name, getattr(self, name), least=0)
+            if getattr(self, name) >= SEEDS:
+                raise UsageError(f"{name} must be below 2 to the power of 63, got {shown(getattr(self, name))}.")
         for name, kind in (("optimiser", Optimiser), ("loss", Loss), ("precision", Precision), ("augment", Augment)):
             require_one_of(name, getattr(self, name), get_args(kind))
+        for name in _NUMBERS:
+            object.__setattr__(self, name, _plain(name, getattr(self, name)))
         require_at_least("decay", self.decay, 0)
         for name in ("momentum", "warm_up", "smoothing"):
             if not is_number(getattr(self, name)) or not 0 <= getattr(self, name) < 1:
@@ -81,11 +85,22 @@ class Training:
         return self.loss != "labels"
 
     def rate_at(self, step: int, steps: int) -> float:
-        """The learning rate of a step, the first being 0: up in a line, down along a cosine.
+        """The learning rate of a step, the first being 0: up in a line, then down along a cosine from the peak.
 
         >>> [round(Training(rate=1.0, warm_up=0.0).rate_at(step, 4), 3) for step in range(4)]
         [1.0, 0.854, 0.5, 0.146]
+        >>> [round(Training(rate=1.0, warm_up=0.5).rate_at(step, 4), 3) for step in range(4)]
+        [0.5, 1.0, 1.0, 0.5]
         """
-        rise = max(1.0, self.warm_up * steps)
-        falling = 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(1, steps))))
-        return self.peak * min(1.0, (step + 1) / rise) * falling
+        rise = round(self.warm_up * steps)
+        if step < rise:
+            return self.peak * ((step + 1) / rise)
+        return self.peak * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rise) / max(1, steps - rise))))
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A number as a float; what is none is left to the checks."""
+    try:
+        return float(value) if is_number(value) else value
+    except OverflowError:
+        raise UsageError(f"{name} must be a number that a float can hold, got {shown(value)}.") from None

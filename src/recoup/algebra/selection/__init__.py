@@ -1,6 +1,6 @@
 """Which channels to keep: every selector ranks the channels of one group, most valuable first."""
 
-from recoup.algebra.selection.evidence import Evidence, Flow
+from recoup.algebra.selection.evidence import Evidence, Flow, SingleMaps
 from recoup.algebra.selection.greedy import backward, forward, loss_along
 from recoup.algebra.selection.magnitude import l1, l2, random
 from recoup.algebra.selection.problem import Layer, Problem, Ranking, Selector
@@ -14,6 +14,7 @@ __all__ = [
     "Problem",
     "Ranking",
     "Selector",
+    "SingleMaps",
     "ask",
     "backward",
     "find_selector",

@@ -5,7 +5,8 @@
 
     M_cc' = Σ_n w_nc^T E[a_c a_c'^T] w_nc'      so that E Σ_n (Σ_c β_c w_nc^T a_c)² = β^T M β
 
-Of several layers, each is measured by the second moment of the whole output of the group, and their matrices add up.
+Of several layers, each is measured by tr M, the second moments of all contributions, and their matrices add up. The
+second moment of the whole output, the sum of M, would not do: contributions may cancel.
 """
 
 from __future__ import annotations
@@ -17,18 +18,14 @@ from recoup.algebra.selection.problem import Layer, Problem
 
 
 def contributions(problem: Problem) -> Tensor:
-    """M (width, width) of all layers together."""
-    total = torch.zeros(problem.width, problem.width, dtype=torch.float64, device=problem.device)
-    for layer in problem.layers:
-        M = _of_layer(layer, problem.width)
-        whole = M.sum()
-        total += torch.where(whole > 0, M / whole.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
-    return total
+    """M (width, width) of all layers together; of a single one as it is."""
+    every = [_of_layer(layer, problem.width) for layer in problem.readers]
+    if len(every) == 1:
+        return every[0]
+    tiny = torch.finfo(torch.float64).tiny
+    return torch.stack([M / M.trace().clamp(min=tiny) for M in every]).sum(dim=0)
 
 
 def _of_layer(layer: Layer, width: int) -> Tensor:
-    inside = (layer.channel_of >= 0).nonzero().squeeze(1)
-    W, channel_of = layer.weight[inside].double(), layer.channel_of[inside]
-    by_row = layer.second_moments[inside][:, inside] * (W @ W.T)
-    columns = by_row.new_zeros(len(inside), width).index_add_(1, channel_of, by_row)
-    return columns.new_zeros(width, width).index_add_(0, channel_of, columns)
+    W, among = layer.weight.double(), layer.by_channel(width)
+    return among.T @ (layer.second_moments * (W @ W.T)) @ among

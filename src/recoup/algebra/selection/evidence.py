@@ -20,10 +20,22 @@ class Flow:
     importance: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SingleMaps:
+    """What one call of a layer reads of every channel, each map by itself.
+
+    `values` (n, width, m, *positions) are zero where `is_read` (width, m) is false: a channel may be read at fewer
+    places than others.
+    """
+
+    values: Tensor
+    is_read: Tensor
+
+
 class Evidence(Protocol):
     """What was seen of the channels of one group; every method measures at its first call and remembers.
 
-    There is one map, and one gradient, for each of the problem's layers, in their order. A channel that a layer does
+    There is one map, and one gradient, for each of the problem's `readers`, in their order. A channel that a layer does
     not read is zero there.
     """
 
@@ -37,6 +49,10 @@ class Evidence(Protocol):
 
     def maps(self) -> tuple[Tensor, ...]:
         """The feature maps (n, width, *positions) that each layer reads."""
+        ...
+
+    def single_maps(self) -> tuple[SingleMaps, ...]:
+        """The same maps apart: those of every call, and of every place where a layer reads the channel."""
         ...
 
     def gradients(self) -> tuple[Tensor, ...]:

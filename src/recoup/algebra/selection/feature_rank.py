@@ -2,14 +2,17 @@
 
     A_cn    feature map of channel c in sample n, as a matrix     (h, w)
 
-    score_c = mean over samples, and over the layers that read the channel, of rank(A_cn)
+    score_c = mean of rank(A_cn) over samples, and over all maps of the channel that layers read
 
 Lin et al., "HRank: filter pruning using high-rank feature map" (arXiv 2002.10179). A map of several dims is a matrix of
-its first dim against the others; one with a single dim or none has rank 1, or 0 if it is zero. Where ranks are equal,
-as behind global pooling, the larger root mean square goes first: ours, the paper says nothing of it.
+its first dim against the others; one with a single dim or none has rank 1, or 0 if it is zero. A layer that reads a
+channel at several places, or is called several times, reads several maps, each with a rank of its own. Where ranks are
+equal, as behind global pooling, the larger root mean square goes first: ours, the paper says nothing of it.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -24,14 +27,28 @@ CHUNK = 1 << 22
 
 def hrank(problem: Problem) -> Ranking:
     """Highest mean rank first."""
-    maps = [each[:SAMPLES] for each in problem.evidence_for("hrank", "the feature maps that layers read").maps()]
-    reads = torch.stack([layer.reads(problem.width) for layer in problem.layers])
-    readers = reads.sum(dim=0).clamp(min=1)
-    ranks = torch.stack([mean_ranks(each) for each in maps]).sum(dim=0) / readers
-    sizes = torch.stack([each.double().square().transpose(0, 1).flatten(1).mean(dim=1) for each in maps]).sum(dim=0)
+    maps = problem.evidence_for("hrank", "the feature maps that layers read").single_maps()
+    is_read = torch.cat([each.is_read for each in maps], dim=1)
+    ranks = _mean_where(is_read, [_ranks_of(each.values[:SAMPLES]) for each in maps])
+    sizes = _mean_where(is_read, [_mean_squares(each.values[:SAMPLES]) for each in maps])
     by_size = sizes.argsort(descending=True, stable=True)
     score = torch.where(problem.free, ranks, torch.inf)[by_size]
     return Ranking(by_size[score.argsort(descending=True, stable=True)])
+
+
+def _mean_where(is_read: Tensor, values: list[Tensor]) -> Tensor:
+    """The mean (width,) of values (width, m) of every call over the maps that are read."""
+    return (torch.cat(values, dim=1) * is_read).sum(dim=1) / is_read.sum(dim=1).clamp(min=1)
+
+
+def _ranks_of(maps: Tensor) -> Tensor:
+    """The mean ranks (width, m) of maps (n, width, m, *positions)."""
+    return mean_ranks(maps.flatten(1, 2)).unflatten(0, maps.shape[1:3])
+
+
+def _mean_squares(maps: Tensor) -> Tensor:
+    """The mean square (width, m) of maps (n, width, m, *positions)."""
+    return maps.double().square().movedim(0, 2).flatten(2).mean(dim=2)
 
 
 def mean_ranks(maps: Tensor) -> Tensor:
@@ -48,7 +65,9 @@ def _ranks(matrices: Tensor) -> Tensor:
     """
     rows, columns = matrices.shape[-2:]
     tall = (matrices if rows <= columns else matrices.mT).double()
-    tolerance = max(rows, columns) * torch.finfo(torch.float32).eps
+    # Half precision rounds a matrix by at most eps · |A|_F, which is at most eps · √min(h, w) times its largest value.
+    rounding = math.sqrt(min(rows, columns)) * torch.finfo(matrices.dtype).eps
+    tolerance = max(max(rows, columns) * torch.finfo(torch.float32).eps, rounding)
     peak = tall.flatten(2).abs().amax(dim=2).clamp(min=torch.finfo(torch.float64).tiny)[..., None, None]
     values = torch.linalg.eigvalsh((tall / peak) @ (tall / peak).mT)
     is_above: Tensor = values > tolerance**2 * values[..., -1:].clamp(min=torch.finfo(torch.float64).eps)

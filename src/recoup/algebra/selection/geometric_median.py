@@ -17,7 +17,7 @@ from recoup.algebra.selection.problem import Problem, Ranking, by_score
 
 def fpgm(problem: Problem) -> Ranking:
     """Largest sum of distances to the other filters first."""
-    filters = problem.filters.double()
+    filters = problem.require_filters(problem.filters, "fpgm").double()
     # The quick form, by a product, loses the small distances between filters that are nearly the same.
     distances = torch.cdist(filters, filters, compute_mode="donot_use_mm_for_euclid_dist")
     return by_score(problem, distances.sum(dim=1))

@@ -21,13 +21,13 @@ from recoup.algebra.selection.problem import Problem, Ranking, by_score
 def lookahead(problem: Problem) -> Ranking:
     """Largest product of what makes a channel and what reads it first; without evidence no batch norm is known."""
     makers = problem.filters if problem.evidence is None else problem.evidence.folded()
+    makers = problem.require_filters(makers, "lookahead")
     return by_score(problem, makers.double().norm(dim=1) * _reading_norms(problem))
 
 
 def _reading_norms(problem: Problem) -> Tensor:
     """||r_c|| of every channel (width,)."""
     squares = torch.zeros(problem.width, dtype=torch.float64, device=problem.device)
-    for layer in problem.layers:
-        inside = layer.channel_of >= 0
-        squares.index_add_(0, layer.channel_of[inside], layer.weight[inside].double().square().sum(dim=1))
+    for layer in problem.readers:
+        squares += layer.weight.double().square().sum(dim=1) @ layer.by_channel(problem.width)
     return squares.sqrt()

@@ -10,6 +10,8 @@ a channel of a residual stream has the filters of all its producers.
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import torch
 
 from recoup.algebra.selection.problem import Problem, Ranking, by_score
@@ -17,15 +19,15 @@ from recoup.algebra.selection.problem import Problem, Ranking, by_score
 
 def l1(problem: Problem) -> Ranking:
     """Largest sum of absolute producing weights first."""
-    return by_score(problem, problem.filters.double().abs().sum(dim=1))
+    return by_score(problem, problem.require_filters(problem.filters, "l1").double().abs().sum(dim=1))
 
 
 def l2(problem: Problem) -> Ranking:
     """Largest Euclidean norm of the producing weights first."""
-    return by_score(problem, problem.filters.double().norm(dim=1))
+    return by_score(problem, problem.require_filters(problem.filters, "l2").double().norm(dim=1))
 
 
 def random(problem: Problem) -> Ranking:
-    """An order drawn from `problem.seed`."""
-    generator = torch.Generator().manual_seed(problem.seed)
+    """An order drawn from `problem.seed` and the name of the group, so that no two groups lose the same places."""
+    generator = torch.Generator().manual_seed(problem.seed + crc32(problem.name.encode()))
     return by_score(problem, torch.rand(problem.width, generator=generator, dtype=torch.float64).to(problem.device))

@@ -33,6 +33,11 @@ class Layer:
         """E[a a^T] of its inputs (d, d); the covariance where there is no mean."""
         return self.covariance if self.mean is None else self.covariance + torch.outer(self.mean, self.mean)
 
+    def by_channel(self, width: int) -> Tensor:
+        """Which row belongs to which channel, ones and zeros (d, width): a product adds rows in a fixed order."""
+        every = torch.arange(width, device=self.channel_of.device)
+        return (self.channel_of[:, None] == every).double()
+
     def reads(self, width: int) -> Tensor:
         """Which of `width` channels the layer reads, a bool mask (width,)."""
         every = torch.arange(width, device=self.channel_of.device)
@@ -51,6 +56,9 @@ class Problem:
     Channels where `free` (width,) is false stay in any case. `filters` (width, f) are the weights that produce each
     channel, as they are, for selectors that look at nothing else. `ridge` is relative to each layer's mean variance.
     `evidence` measures on request what else a selector looks at; a problem made by hand may do without.
+
+    Where `layers` are parts of what reads the channels, one for each kind of output, `whole` are the layers themselves,
+    with their weights as they are. `name` is that of the group.
     """
 
     width: int
@@ -60,6 +68,13 @@ class Problem:
     ridge: float
     seed: int = 0
     evidence: Evidence | None = None
+    whole: tuple[Layer, ...] = ()
+    name: str = ""
+
+    @property
+    def readers(self) -> tuple[Layer, ...]:
+        """The layers that read the channels, each in one piece."""
+        return self.whole or self.layers
 
     @property
     def device(self) -> torch.device:
@@ -74,6 +89,15 @@ class Problem:
                 "it, give the Problem an `evidence`, or choose a selector that needs none, such as 'backward'."
             )
         return self.evidence
+
+    def require_filters(self, filters: Tensor, selector: str) -> Tensor:
+        """Filters (width, f), or an error that names the selector if no weight makes these channels."""
+        if not filters.shape[1]:
+            raise UsageError(
+                f"{selector} looks at the weights that make channels, and no layer of the network makes these. Leave "
+                "the group out (exclude=, --exclude), or choose a selector that looks at readers, such as 'backward'."
+            )
+        return filters
 
 
 @dataclass(frozen=True, slots=True, eq=False)

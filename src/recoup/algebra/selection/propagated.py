@@ -1,6 +1,7 @@
 """NISP and SynFlow: what passes a channel in the network of absolute weights, without any data.
 
-    |W|    absolute weights, factors of batch norms included; no biases, activations passed as they are
+    |W|    absolute weights, factors of batch norms included; no biases, activations passed as they are; of an embedding
+           the mean of its absolute rows
     R      sum of all outputs
     a, b   what a layer reads of a channel when the inputs are ones, and ∂R/∂a
 

@@ -17,9 +17,10 @@ from recoup.algebra.selection.problem import Problem, Ranking, by_score
 
 def apoz(problem: Problem) -> Ranking:
     """Fewest zeros first."""
-    maps = problem.evidence_for("apoz", "the feature maps that layers read").maps()
+    maps = problem.evidence_for("apoz", "the feature maps that layers read").single_maps()
     active, seen = torch.zeros(2, problem.width, dtype=torch.float64, device=problem.device)
-    for layer, values in zip(problem.layers, maps, strict=True):
-        active += (values != 0).transpose(0, 1).flatten(1).sum(dim=1)  # zero where the layer does not read it
-        seen += layer.reads(problem.width) * (values.numel() // problem.width)
+    for each in maps:
+        by_map = (each.values != 0).movedim(0, 2).flatten(2)  # (width, m, values)
+        active += (by_map.sum(dim=2) * each.is_read).sum(dim=1)
+        seen += each.is_read.sum(dim=1) * by_map.shape[2]
     return by_score(problem, active / seen.clamp(min=1))
