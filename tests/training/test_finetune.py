@@ -121,7 +121,11 @@ def test_the_rate_rises_in_a_line_and_falls_along_a_cosine():
     rates = [training.rate_at(step, 100) for step in range(100)]
     assert rates[0] == pytest.approx(0.02) and rates[4] == pytest.approx(0.1, rel=0.01)
     assert all(a > b for a, b in itertools.pairwise(rates[10:])) and rates[-1] < 1e-3
-    assert rates[50] == pytest.approx(0.1)
+    assert rates[9] == rates[10] == max(rates) == 0.2  # the highest rate is reached where the rise ends
+    assert rates[55] == pytest.approx(0.1)
+    for steps, share in itertools.product((1, 2, 7, 30), (0.0, 0.05, 0.3, 0.99)):
+        each = [recoup.Training(rate=0.3, warm_up=share).rate_at(step, steps) for step in range(steps + 2)]
+        assert max(each) == 0.3 and min(each) >= 0
 
 
 def test_only_matrices_decay_and_the_frozen_are_left_out():
@@ -260,7 +264,7 @@ def test_nothing_in_a_checkpoint_is_pickled(tmp_path):
 def test_a_loss_that_is_no_number_stops_and_the_last_checkpoint_stays(tmp_path):
     class Spoiling:
         def __init__(self):
-            self.reads = 0
+            self.reads = 0  # the first is the look of the checkpoint, the third that of epoch 2
 
         def __len__(self):
             return 4
@@ -268,7 +272,7 @@ def test_a_loss_that_is_no_number_stops_and_the_last_checkpoint_stays(tmp_path):
         def __iter__(self):
             self.reads += 1
             for images, labels in data():
-                yield (images * float("nan") if self.reads == 2 else images), labels
+                yield (images * float("nan") if self.reads == 3 else images), labels
 
     path = tmp_path / "c"
     with pytest.raises(TrainingError, match="loss is NaN or infinite in epoch 2.*Lower the rate"):

@@ -19,7 +19,8 @@ from recoup.operators.names import operation_name
 # Where the flag for training stands among the arguments.
 _DROPOUTS = frozenset({"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"})
 _DROPS_AT, _NORM_TRAINS_AT, _MOMENTUM_AT = 2, 5, 6
-# Torch's own, for a batch norm that was captured with a cumulative average, of which nothing is left in the graph.
+# Torch's own, for a batch norm with a cumulative average. A capture writes 0.0 for it, as for a momentum of 0.0, and
+# the two cannot be told apart; the first is the commoner, and without it statistics would never follow the weights.
 USUAL_MOMENTUM = 0.1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import stat
 import time
@@ -90,9 +89,9 @@ def finetune(
     steps = _number_of(batches)
     optimiser = make_optimiser(twin, training)
     keeper = _keeper(_place(checkpoint, resume=resume), twin, guide, optimiser, training, batches, steps)
-    history = keeper.resumed(validation) if keeper is not None and resume else ()
-    loop = _Loop(twin, guide, optimiser, training, steps, progress)
     with torch.enable_grad(), _repeatable():
+        history = keeper.resumed(validation) if keeper is not None and resume else ()
+        loop = _Loop(twin, guide, optimiser, training, steps, progress)
         for epoch in range(len(history), training.epochs):
             history = (*history, loop.run(epoch, batches))
             history = _kept(keeper, twin, history, validation)
@@ -328,7 +327,7 @@ def _place(checkpoint: str | Path | None, *, resume: bool) -> Path | None:
 def _mode_of(path: Path) -> int | None:
     """What kind of file is at a path; None for nothing."""
     try:
-        return os.stat(path).st_mode
+        return path.stat().st_mode
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
