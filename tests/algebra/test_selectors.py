@@ -7,7 +7,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from recoup.algebra.selection import SELECTORS, Flow, Layer, Problem, SingleMaps, ask, forward, looks_at_images, loss_along
+from recoup.algebra.selection import (
+    SELECTORS,
+    Flow,
+    Layer,
+    Problem,
+    SingleMaps,
+    ask,
+    forward,
+    looks_at_images,
+    loss_along,
+)
 from recoup.algebra.selection.contributions import contributions
 from recoup.algebra.selection.feature_rank import mean_ranks
 from recoup.algebra.selection.lasso import opening_order
@@ -45,7 +55,9 @@ class Told:
 
     def single_maps(self):
         """Every map as one; a channel that is zero everywhere is not read."""
-        return tuple(SingleMaps(each[:, :, None], each.transpose(0, 1).flatten(1).any(1)[:, None]) for each in self.seen)
+        return tuple(
+            SingleMaps(each[:, :, None], each.transpose(0, 1).flatten(1).any(1)[:, None]) for each in self.seen
+        )
 
     def gradients(self):
         return self.slopes
@@ -191,7 +203,7 @@ def order_by_maps(name, *given):
 
 
 def test_hrank_ranks_every_map_alone():
-    """Channel 0 is read at two places: two maps of rank 3 and 1, and no matrix of rank 4; others have rank 2.5 or so."""
+    """Channel 0 is read at two places: two maps of rank 3 and 1, 2 on average, and no matrix of rank 4."""
     values = torch.zeros(2, WIDTH, 2, 4, 4)
     values[:, 0, 0, :3, :3], values[:, 0, 1, 3, 3] = torch.eye(3), 1
     for channel, rank in enumerate((4, 3, 1, 4), start=1):
@@ -296,6 +308,14 @@ def test_parts_of_a_layer_are_looked_at_as_one(name):
     parts = tuple(replace(one, weight=one.weight[:, n : n + 1] * 10.0**-n, scale=1.0) for n in range(8))
     apart = replace(problem(one, two), layers=(*parts, two), whole=(one, two))
     assert order(name, apart) == order(name, problem(one, two))
+
+
+@pytest.mark.parametrize("name", ["forward", "backward", "obs", "thinet", "lasso"])
+def test_a_part_that_weighs_little_decides_little(name):
+    G, channel_of = torch.eye(WIDTH).double(), torch.arange(WIDTH)
+    large = Layer(G, torch.linspace(1, 0.5, WIDTH).double()[:, None], channel_of, scale=3.0)
+    small = Layer(G, 1e-3 * torch.linspace(1, 5, WIDTH).double()[:, None], channel_of, scale=3.0)
+    assert order(name, problem(large, small)) == [0, 1, 2, 3, 4]
 
 
 def test_parts_of_a_layer_do_not_disturb_those_who_look_at_maps():

@@ -191,6 +191,24 @@ def test_a_selector_that_knows_no_loss_gets_that_of_its_order(selector):
         assert torch.equal(curve.errors, allocator.curves[name].errors)
 
 
+def test_the_loss_is_that_along_the_order_that_is_cut():
+    """Channel 2 has the largest filter and is constant: it is cut first, and the loss has to know."""
+    model = ZOO["plain"].build(12)
+    with torch.no_grad():
+        model[0][0][0].weight[2] *= 1e3
+        model[0][0][1].weight[2], model[0][0][1].bias[2] = 0, 0
+    _, seen, reference = prepared_of(model, "plain", recoup.Fast(selector="l2"))
+    ranking, group = recoup.rank(seen)["0.0.0"], seen.structure.group("0.0.0")
+    widths = widths_for(seen, recoup.rank(seen))
+    order = widths.order(group) - group.start
+    assert int(ranking.order[0]) == 2 and int(order[-1]) == 2
+    along = loss_along(problem_of(seen, group), order)
+    told = {**recoup.rank(seen), group.name: recoup.Ranking(order, along)}
+    expected = measure_errors(seen, told, widths_for(seen, told), reference)[group.name]
+    found = measure_errors(seen, recoup.rank(seen), widths, reference)[group.name]
+    assert torch.equal(found.errors, expected.errors)
+
+
 def test_progress_is_told_of_every_group():
     _, seen, reference = prepared("plain")
     told = []

@@ -103,9 +103,10 @@ def test_a_layer_called_twice_shows_what_it_reads_both_times():
                 twice.append(values)
     torch.testing.assert_close(twice[0], torch.cat([part.flatten(2) for part in x.split(10)], dim=2))
     group = next(group for group in seen.structure.prunable if "again" in group.consumers)
-    calls = [each.values for each in group_evidence(seen, group).single_maps() if each.values.shape[3:] == x.shape[2:]]
-    for call, part in zip(calls[-2:], x.split(10), strict=True):
-        torch.testing.assert_close(call[:, :, 0], part)
+    place = group.consumers.index("again")
+    calls = group_evidence(seen, group).single_maps()[place : place + 2]
+    for call, part in zip(calls, x.split(10), strict=True):
+        torch.testing.assert_close(call.values[:, :, 0], part)
 
 
 def group_evidence(seen, group):
@@ -302,3 +303,153 @@ def test_what_is_written_into_later_is_seen_as_it_was_read():
     place = group.consumers.index("b")
     with torch.no_grad():
         torch.testing.assert_close(group_evidence(seen, group).maps()[place], model.a(x))
+
+
+@pytest.mark.parametrize("selector", ["taylor", "apoz"])
+def test_batches_that_there_is_no_room_for_are_left_out(selector, monkeypatch):
+    entry = ZOO["plain"]
+    batches = [(entry.batch(8, seed=number), torch.arange(8) % 4) for number in range(3)]
+    seen = calibrated(entry.build(5), batches, recoup.Paper(selector=selector))
+    monkeypatch.setattr(maps, "MOST_BYTES", {"cpu": 8 * 2 * maps._bytes_per_image(seen)})
+    calls = counted(monkeypatch)
+    recoup.rank(seen)
+    assert calls == [8]
+
+
+def orders_by(model, batch, selector, weighting="none"):
+    method = recoup.Paper(selector=selector, weighting=weighting)
+    seen = calibrated(model.eval(), [batch], method)
+    return {name: ranking.order.tolist() for name, ranking in recoup.rank(seen).items()}
+
+
+@pytest.mark.parametrize("selector", ["apoz", "hrank", "taylor", "lookahead"])
+def test_those_who_do_not_look_at_statistics_do_not_mind_how_rows_are_weighed(selector):
+    entry = ZOO["residual"]
+    model, images = entry.build(6), entry.batch(40)
+    assert orders_by(model, images, selector, "outputs") == orders_by(model, images, selector)
+
+
+@pytest.mark.parametrize("selector", ["thinet", "lasso"])
+def test_contributions_of_layers_in_parts_are_those_under_the_mean_slope(selector):
+    """The mean over outputs of the slopes weighs the rows of a whole layer, as without parts."""
+    entry = ZOO["residual"]
+    model, images = entry.build(6), entry.batch(40)
+    assert orders_by(model, images, selector, "outputs") == orders_by(model, images, selector, "slope")
+
+
+class Words(nn.Module):
+    """A network of integers: what a layer reads was looked up."""
+
+    def __init__(self, padding=None):
+        super().__init__()
+        self.table, self.places = nn.Embedding(20, 6, padding_idx=padding), nn.Embedding(5, 6)
+        self.a, self.b, self.head = nn.Linear(6, 7), nn.Linear(7, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.table(x) + self.places(torch.arange(5, device=x.device))
+        return self.head(self.b(self.a(x).mean(1)))
+
+
+@pytest.mark.parametrize("padding", [None, 0])
+def test_the_flow_of_integers_is_that_of_the_mean_absolute_row(padding):
+    with seeded(0):
+        model, words = Words(padding).double().eval(), torch.randint(0, 20, (10, 5))
+    seen = calibrated(model, [words], recoup.Paper(selector="synflow"))
+    E, A, B, H = (each.weight.detach().abs() for each in (model.table, model.a, model.b, model.head))
+    read, importance = E.mean(0), (H @ B @ A).sum(0)
+    group = next(group for group in seen.structure.prunable if "a" in group.consumers)
+    flow = group_evidence(seen, group).flow()
+    torch.testing.assert_close(flow.importance / flow.importance.sum(), importance / importance.sum())
+    torch.testing.assert_close(flow.through / flow.through.sum(), read * importance / (read * importance).sum())
+
+
+def test_depthwise_convolutions_and_embeddings_make_channels_too():
+    entry = ZOO["depthwise"]
+    model = entry.build(6)
+    seen = calibrated(model, [entry.batch(10)], recoup.Paper(selector="l1"))
+    filters = problem_of(seen, seen.structure.prunable[0]).filters
+    expected = torch.cat([model[0][0].weight.flatten(1), model[1].weight.flatten(1)], dim=1).detach()
+    torch.testing.assert_close(filters, expected)
+    with seeded(0):
+        model, words = Words().eval(), torch.randint(0, 20, (10, 5))
+    seen = calibrated(model, [words], recoup.Paper(selector="l1"))
+    group = next(group for group in seen.structure.prunable if "a" in group.consumers)
+    expected = torch.cat([model.table.weight.T, model.places.weight.T], dim=1).detach()
+    torch.testing.assert_close(problem_of(seen, group).filters, expected)
+
+
+class Folded(nn.Module):
+    """Reads the parts of every sample as if they were samples."""
+
+    def __init__(self, *, fold):
+        super().__init__()
+        self.a, self.b, self.head, self.fold = nn.Linear(6, 8), nn.Linear(8, 5), nn.Linear(5, 3), fold
+
+    def forward(self, x):
+        n, parts, width = x.shape
+        h = self.b(self.a(x.reshape(n * parts, width) if self.fold else x).relu()).relu()
+        return self.head((h.reshape(n, parts, -1) if self.fold else h).mean(1))
+
+
+@pytest.mark.parametrize("selector", ["taylor", "apoz", "hrank"])
+def test_parts_of_a_sample_in_the_first_dim_are_found(selector):
+    found = []
+    for fold in (True, False):
+        with seeded(3):
+            model, x = Folded(fold=fold).eval(), torch.randn(20, 7, 6)
+        seen = calibrated(model, [x], recoup.Paper(selector=selector))
+        (values,), (slopes,) = evidence_of(seen, "a").maps(), evidence_of(seen, "a").gradients()
+        found.append((values, slopes, recoup.rank(seen)))
+    torch.testing.assert_close(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1])
+    if selector != "hrank":  # a part is a map of its own, and a map of all parts is one
+        for name, ranking in found[0][2].items():
+            assert torch.equal(ranking.order, found[1][2][name].order)
+
+
+class TimeFirst(nn.Module):
+    """Has the samples in the second dim."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 8), nn.Linear(8, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.b(self.a(x.transpose(0, 1)).relu()).relu().mean(0))
+
+
+def test_samples_that_do_not_come_first_are_refused_by_the_layers_name():
+    with seeded(0):
+        model, x = TimeFirst().eval(), torch.randn(20, 7, 6)
+    seen = calibrated(model, [x])
+    with pytest.raises(UsageError, match=r"^a: b reads \(7, 20, 8\) for 20 images.*first dim.*such as 'backward'"):
+        recoup.rank(seen)
+
+
+class Doubled(nn.Module):
+    """A convolution, or a linear layer behind a flattened map, that reads two channels twice."""
+
+    def __init__(self, *, flat):
+        super().__init__()
+        self.a, self.flat = nn.Conv2d(3, 4, 1), flat
+        self.b = nn.Linear(6 * 12, 3) if flat else nn.Conv2d(6, 3, 1)
+
+    def forward(self, x):
+        h = self.a(x).relu()
+        h = torch.cat([h, h[:, :2]], dim=1)
+        return self.b(h.flatten(1)) if self.flat else self.b(h).mean((2, 3))
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_a_channel_that_is_read_twice_has_two_maps_and_others_one(flat):
+    with seeded(1):
+        model, x = Doubled(flat=flat).eval(), torch.randn(10, 3, 4, 3)
+    seen = calibrated(model, [x], recoup.Paper(selector="apoz", weighting="none"))
+    (found,) = evidence_of(seen, "a").single_maps()
+    assert found.is_read.tolist() == [[True, True], [True, True], [True, False], [True, False]]
+    with torch.no_grad():
+        expected = model.a(x).relu()
+    torch.testing.assert_close(found.values[:, :, 0], expected)
+    torch.testing.assert_close(found.values[:, :2, 1], expected[:, :2])
+    active = (expected != 0).double().mean((0, 2, 3))
+    assert recoup.rank(seen)["a"].order.tolist() == active.argsort(descending=True, stable=True).tolist()

@@ -43,7 +43,7 @@ class LayerReading:
 
     def arranged(self, like: Tensor, samples: int) -> Tensor:
         """A tensor in the shape of the value as (n, k, inputs, *positions)."""
-        unfolded = like.unflatten(0, (samples, -1))
+        unfolded = like.reshape(samples, -1, *like.shape[1:])
         return unfolded if self.has_window else unfolded.movedim(-1, 2)
 
 
@@ -160,7 +160,7 @@ def _require_samples(read: Mapping[str, list[LayerReading]], samples: int) -> No
 def _unclear_samples(name: str, what: str) -> UsageError:
     return UsageError(
         f"{name} reads {what}, so nobody can tell which part of it belongs to which image. Let the images, or the "
-        "parts of each, lie along the first dim, or choose a selector that looks at no feature maps, such as 'backward'."
+        "parts of each, lie along the first dim, or choose a selector that looks at no maps, such as 'backward'."
     )
 
 
@@ -216,7 +216,9 @@ def _derivatives(loss: Tensor, seen: SeenPass) -> dict[str, list[Tensor]]:
 
 
 def _values(seen: SeenPass) -> dict[str, list[Tensor]]:
-    return {name: [r.arranged(r.value.detach(), seen.samples) for r in readings] for name, readings in seen.read.items()}
+    return {
+        name: [r.arranged(r.value.detach(), seen.samples) for r in readings] for name, readings in seen.read.items()
+    }
 
 
 def _joined(parts: list[dict[str, list[Tensor]]]) -> dict[str, list[Tensor]]:

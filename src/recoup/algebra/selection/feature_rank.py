@@ -43,7 +43,7 @@ def _mean_where(is_read: Tensor, values: list[Tensor]) -> Tensor:
 
 def _ranks_of(maps: Tensor) -> Tensor:
     """The mean ranks (width, m) of maps (n, width, m, *positions)."""
-    return mean_ranks(maps.flatten(1, 2)).unflatten(0, maps.shape[1:3])
+    return mean_ranks(maps.flatten(1, 2)).reshape(maps.shape[1:3])
 
 
 def _mean_squares(maps: Tensor) -> Tensor:
