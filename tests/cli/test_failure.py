@@ -1,6 +1,8 @@
 import os
 import signal
+import sys
 import threading
+import time
 
 import click
 import pytest
@@ -31,6 +33,34 @@ def test_sigterm_unwinds_the_command_and_is_as_it_was_afterwards(capsys):
     assert cleaned == ["cleaned"]
     assert capsys.readouterr().err == "terminated\n"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_is_not_lost_in_a_destructor(capsys):
+    class Ends:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.001)  # the signal is handled here, at the latest
+
+    def command():
+        Ends()
+        time.sleep(5)
+        raise AssertionError("not reached")
+
+    hook = sys.unraisablehook
+    assert outcome(command) == 143
+    assert capsys.readouterr().err == "terminated\n"
+    assert sys.unraisablehook is hook
+
+
+def test_what_else_a_destructor_raises_is_told_as_usual(monkeypatch):
+    class Fails:
+        def __del__(self):
+            raise ValueError("theirs")
+
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: told.append(str(ignored.exc_value)))
+    reports_failures(lambda: (Fails(), None)[1])()
+    assert told == ["theirs"]
 
 
 def test_somebody_elses_handler_stays(monkeypatch):

@@ -130,7 +130,8 @@ def end_at(moment: float, kind: signal.Signals, *, goes_on: bool = True) -> str:
         if place.output.exists() and not is_complete(place.output):
             return f"half a result after {moment:.3f} s"
         if code not in (0, -kind, 128 + kind) or "Traceback" in said:
-            return f"exit code {code} after {moment:.3f} s: {said[-1500:]}"
+            start = max(0, said.find("Traceback") - 300)
+            return f"exit code {code} after {moment:.3f} s: {said[start : start + 3000]}"
         if any(place.temporary.iterdir()):
             return f"temporary files after {moment:.3f} s: {list(place.temporary.iterdir())}"
         if kind is signal.SIGTERM and place.leftovers:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec
 
 import click
 
@@ -20,6 +21,8 @@ P = ParamSpec("P")
 
 # As shells count it: 128 and the number of the signal.
 TERMINATED = 128 + signal.SIGTERM
+# Seconds after which a signal that was lost is sent again: by then the destructor has ended.
+AGAIN = 0.01
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -63,9 +66,35 @@ def _terminable() -> Iterator[None]:
         return
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        yield
+        with _sent_again_where_ignored():
+            yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def _sent_again_where_ignored() -> Iterator[None]:
+    """A signal that comes while Python runs a destructor or a weak reference's callback is sent once more.
+
+    What is raised in there is printed and forgotten: the command would go on as if nobody had asked it to end.
+    """
+    usual, timers = sys.unraisablehook, list[threading.Timer]()
+
+    def hook(ignored: Any) -> None:
+        if not issubclass(ignored.exc_type, _TerminatedError):
+            usual(ignored)
+            return
+        timers.append(threading.Timer(AGAIN, os.kill, (os.getpid(), signal.SIGTERM)))
+        timers[-1].daemon = True
+        timers[-1].start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
+        for timer in timers:
+            timer.cancel()
 
 
 def _terminate(_: int, __: FrameType | None) -> NoReturn:
