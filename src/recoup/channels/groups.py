@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from recoup.channels.propagate import Propagated
 from recoup.channels.rectangles import Resolution, make_rectangular, resolution
 from recoup.graph.capture import Captured
-from recoup.graph.usage import read_in_other_roles
+from recoup.graph.usage import biases_read_elsewhere, read_in_other_roles
 from recoup.labels.arrays import components, compress, core, varying_dims
 from recoup.labels.constraints import RETURNED, Constraints, Elementwise, Product
 from recoup.plan import Slice
@@ -83,7 +83,7 @@ class Structure:
     """All that pruning has to know of a network's wiring.
 
     `values` are the channels of every value in the graph that consists of channels alone; `elementwise` are its batch
-    norms and activations.
+    norms and activations. `shared` names weights and biases of layers that somebody else reads too.
     """
 
     groups: tuple[Group, ...]
@@ -93,6 +93,7 @@ class Structure:
     products: tuple[Product, ...]
     shapes: Mapping[str, tuple[int, ...]]
     elementwise: tuple[Elementwise, ...] = ()
+    shared: frozenset[str] = frozenset()
 
     @property
     def width(self) -> int:
@@ -174,17 +175,19 @@ def resolve(propagated: Propagated, model: nn.Module, captured: Captured) -> tup
     """Groups, sites and consumers from what was propagated, and the channel number of every label (-1: none)."""
     constraints = propagated.constraints
     _lock_double_uses(constraints)
-    _lock_shared_weights(constraints, read_in_other_roles(captured))
+    shared = read_in_other_roles(captured) | _shared_biases(constraints.products, captured)
+    _lock_shared_weights(constraints, shared)
     _lock_lone_channels(propagated, make_rectangular(constraints))
     state = resolution(constraints)
     numbering, groups = _number_channels(constraints, state)
     sites = (*_sites(constraints, numbering), *_sites_of_elements(constraints, numbering))
-    consumers = _consumers(constraints, numbering, model)
+    consumers = _consumers(constraints, numbering, model, shared)
     groups = tuple(_with_consumers(group, consumers) for group in groups)
     shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
     shapes |= {captured.tensors[name]: tuple(value.shape) for name, value in captured.values.items()}
     values = _values(propagated, numbering)
-    return Structure(groups, sites, values, consumers, tuple(constraints.products), shapes), numbering
+    products = tuple(constraints.products)
+    return Structure(groups, sites, values, consumers, products, shapes, shared=shared), numbering
 
 
 def without(structure: Structure, tensors: frozenset[str]) -> Structure:
@@ -198,7 +201,7 @@ def with_every_bias(structure: Structure) -> Structure:
     """The structure of a standalone form, in which every layer that could have a bias has one."""
     names: dict[str, list[str | None]] = {}
     for product in structure.products:
-        names.setdefault(product.weight, []).append(product.bias)
+        names.setdefault(product.weight, []).append(None if product.bias in structure.shared else product.bias)
     biases = {
         weight: tuple(dict.fromkeys(n for n in given if n)) for weight, given in names.items() if None not in given
     }
@@ -212,6 +215,8 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def place_of_bias(model: nn.Module, tensors: Mapping[str, Tensor], product: Product) -> str | None:
     """Name of the bias that the call adds, now or once its layer has one; None where there is no place for it."""
+    if product.bias is not None:
+        return product.bias if product.bias in tensors else None
     owner = product.weight.rpartition(".")[0]
     is_known = product.where in dict(model.named_modules(remove_duplicate=False))
     where = product.where if is_known else owner  # a module made in forward, as by a slice, has no name in the model
@@ -220,8 +225,6 @@ def place_of_bias(model: nn.Module, tensors: Mapping[str, Tensor], product: Prod
     module = model.get_submodule(where)
     if module._parameters.get("weight") is not tensors[product.weight]:
         return None
-    if product.bias is not None and product.bias in tensors:
-        return product.bias if module._parameters.get("bias") is tensors[product.bias] else None
     can_have_one = isinstance(module, (_ConvNd, nn.Linear)) and module.bias is None
     return f"{where}.bias" if is_known and can_have_one else None
 
@@ -231,6 +234,15 @@ def numbers(labels: Tensor, numbering: Tensor) -> Tensor:
     if not len(numbering):
         return torch.full_like(labels, -1)
     return torch.where(labels >= 0, numbering[labels.clamp(min=0)], -1)
+
+
+def _shared_biases(products: Iterable[Product], captured: Captured) -> frozenset[str]:
+    """Names of biases that layers of several weights add, or that somebody else reads: no layer may change them."""
+    weights: dict[str, set[str]] = {}
+    for product in products:
+        if product.bias is not None:
+            weights.setdefault(product.bias, set()).add(product.weight)
+    return frozenset(name for name, of in weights.items() if len(of) > 1) | biases_read_elsewhere(captured)
 
 
 def _lock_shared_weights(constraints: Constraints, shared: frozenset[str]) -> None:
@@ -349,20 +361,22 @@ def _locks(constraints: Constraints, channel_of: Tensor, channels: Tensor) -> tu
     return locked, tuple(reasons)
 
 
-def _consumers(constraints: Constraints, numbering: Tensor, model: nn.Module) -> tuple[Consumer, ...]:
+def _consumers(
+    constraints: Constraints, numbering: Tensor, model: nn.Module, shared: frozenset[str]
+) -> tuple[Consumer, ...]:
     """One consumer per weight: a layer that is called twice, or shares its weight, is refitted once."""
     calls: dict[str, list[Product]] = {}
     for product in constraints.products:
         if product.input_dim is not None:
             calls.setdefault(product.weight, []).append(product)
-    places = _places_of_biases(constraints, model)
+    places = _places_of_biases(constraints, model, shared)
     found = (_consumer(weight, products, constraints, numbering, places) for weight, products in calls.items())
     return tuple(consumer for consumer in found if bool((consumer.inputs >= 0).any()))
 
 
-def _places_of_biases(constraints: Constraints, model: nn.Module) -> dict[str, str | None]:
+def _places_of_biases(constraints: Constraints, model: nn.Module, shared: frozenset[str]) -> dict[str, str | None]:
     """For every call of a layer, by node, the name of the bias it has a place for."""
-    tensors = named_tensors(model)
+    tensors = {name: tensor for name, tensor in named_tensors(model).items() if name not in shared}
     return {product.node: place_of_bias(model, tensors, product) for product in constraints.products}
 
 

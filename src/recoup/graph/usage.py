@@ -59,6 +59,17 @@ def read_in_other_roles(captured: Captured) -> frozenset[str]:
     return frozenset(captured.tensors[weight.name] for weight in double)
 
 
+def biases_read_elsewhere(captured: Captured) -> frozenset[str]:
+    """Names of the biases of layers that something reads that adds them in no layer."""
+    added: dict[fx.Node, set[fx.Node]] = {}
+    for node in captured.graph.nodes:
+        layer = operator_of(node.target).layer if node.op == "call_function" else None
+        bias = layer.argument(node, "bias") if layer is not None else None
+        if isinstance(bias, fx.Node) and bias.name in captured.tensors:
+            added.setdefault(bias, set()).add(node)
+    return frozenset(captured.tensors[bias.name] for bias, layers in added.items() if set(bias.users) - layers)
+
+
 def memory_of(value: Any) -> fx.Node | None:
     """The value whose memory another one lies in: itself, or what it is a view or a part of."""
     while isinstance(value, fx.Node) and value.op == "call_function" and value.args and _shares_memory(value):

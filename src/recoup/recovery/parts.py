@@ -57,9 +57,9 @@ class Part:
 
 def parts_of(calibration: Calibration, segment: Segment, tensors: Mapping[str, Tensor]) -> list[Part]:
     """The layers of a segment, with those of `tensors` that one call uses: changing them changes nothing else."""
-    products = calibration.structure.products
+    products, shared = calibration.structure.products, calibration.structure.shared
     names = [name for product in products for name in (product.weight, product.bias)]
-    own = {name for name in tensors if names.count(name) == 1}
+    own = {name for name in tensors if names.count(name) == 1 and name not in shared}
     inside = {node.name for node in segment.nodes}
     layers = [product for product in products if product.node in inside]
     return [part for product in layers for part in _parts(product, own, tensors)]

@@ -75,6 +75,7 @@ class _Refit:
         self._kept = structure.keep_indices(self.consumer.inputs, keep).nonzero().squeeze(1).to(device)
         self._made = structure.keep_indices(self.consumer.outputs, keep).nonzero().squeeze(1).to(device)
         self._prior = written.get(self.consumer.weight, self._original)
+        self._bias = next(product.bias for product in structure.products if product.node == point.node)
         self._biases = {name: written.get(name, calibration.parameters.get(name)) for name in self.consumer.biases}
         self.inputs = len(self._kept) * self.consumer.kernel
         self._method = sequential_method(calibration)
@@ -97,18 +98,26 @@ class _Refit:
         sums = Accumulator(self.inputs + len(self._made), self._original.device)
         generator = torch.Generator().manual_seed(self._method.seed)
         for batch in twin.visit(self._refit_point, places):
-            for rows, weights in self._rows(batch, generator):
+            for rows, weights in self._rows(batch, generator, self._fixed(twin)):
                 sums.update(rows, weights)
         return Joint(sums.moments(), self.inputs, bool(self.consumer.biases))
 
-    def _rows(self, batch: RefitBatch, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Kept inputs and kept targets, side by side, with the weight of each row."""
+    def _fixed(self, twin: TwinRun) -> Tensor | None:
+        """The kept part of a bias that the layer adds and that must stay what it is, as others read it too."""
+        bias = None if self._biases or self._bias is None else twin.stored(self._bias)
+        return None if bias is None else bias[self._made]
+
+    def _rows(
+        self, batch: RefitBatch, generator: torch.Generator, fixed: Tensor | None
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Kept inputs and what the weights are to make of them, side by side, with the weight of each row."""
         dim = 1 if batch.window is not None else -1
         inputs = batch.inputs.index_select(dim, self._kept)
         made = torch.cat([batch.target.index_select(dim, self._made), batch.outputs], dim=dim)
         for rows, both in paired_rows(inputs, made, batch.window, self._method.positions, generator):
             targets, outputs = both[:, : len(self._made)], both[:, len(self._made) :]
             weights = sensitivity(outputs, self._activation) if self._activation is not None else None
+            targets = targets if fixed is None else targets - fixed
             yield torch.cat([rows, targets], dim=1), weights
 
     def _features(self, weight: Tensor) -> Tensor:
