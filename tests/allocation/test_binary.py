@@ -10,6 +10,7 @@ import torch
 import recoup
 from recoup.allocation.binary import bisections, visiting_order
 from recoup.allocation.widths import Widths
+from recoup.channels.cost import cost
 from recoup.errors import BudgetError, CalibrationError, LockedError, UsageError
 from recoup.judge.acceptance import Verdict
 from tests.test_laws import calibrated, calibration
@@ -260,6 +261,37 @@ def test_resnet50_is_searched_in_16_blocks_of_three_steps():
     assert others and all(bool(proposal.keep[channels].all()) for proposal in found for channels in others)
     by_layer = refused(bisections(traced, Widths(traced.structure, rankings), recoup.Paper(unit="layer"), 1.0))
     assert len(by_layer) > 3 * 32
+
+
+@pytest.mark.parametrize("name", ["regnet_y_400mf", "efficientnet_b0", "mobilenet_v3_small"])
+def test_blocks_with_gates_lose_most_of_their_macs(name):
+    """A gate makes the channels that it scales together with a layer; they are no residual stream."""
+    define_missing_torchvision_operators()
+    import torchvision  # once its operators are there
+
+    model = torchvision.models.get_model(name, weights=None).eval()
+    structure = (traced := recoup.trace(model, torch.randn(1, 3, 64, 64))).structure
+    keep = structure.keep_all()
+    for group in (structure.group(name) for unit in visiting_order(traced, recoup.Paper()) for name in unit):
+        keep[group.channels][1:] = False
+    whole, least = (cost(structure, traced.host, mask).macs for mask in (None, keep))
+    assert least < 0.65 * whole
+
+
+@pytest.mark.parametrize("left", [{"exclude": ["a.0.0"]}, {"only": ["stem.0"]}])
+def test_a_choice_does_not_open_what_lies_outside_of_blocks(left):
+    entry = ZOO["residual"]
+    traced = recoup.trace(entry.build(8), entry.batch(2), **left)
+    units = visiting_order(traced, recoup.Paper())
+    assert units == ([("b.0.0",)] if "exclude" in left else [])
+
+
+def test_a_choice_of_nothing_within_blocks_is_refused():
+    model, data = ZOO["residual"].build(8), [ZOO["residual"].batch(40)]
+    with pytest.raises(LockedError, match=r"lies outside of the residual blocks.*Paper\(unit='layer'\)"):
+        recoup.prune(
+            model, data, tolerance=5.0, evaluate=lambda _: 90.0, only=["stem.0"], method=recoup.Paper(classifier=True)
+        )
 
 
 def test_a_network_without_blocks_is_visited_layer_by_layer():

@@ -256,6 +256,39 @@ def test_blocks_are_the_groups_between_fork_and_addition():
     assert blocks == (("branch.0.0", "branch.1.0"),)
 
 
+class Excited(nn.Module):
+    """A block within a block; the inner one has a gate, which makes its hidden channels together with a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = conv_bn(3, 6), nn.Conv2d(6, 4, 1)
+        self.before, self.after = conv_bn(6, 7, 1), conv_bn(7, 6, 1, act=False)
+        self.expand, self.project = conv_bn(7, 12, 1), conv_bn(12, 7, 1, act=False)
+        self.squeeze, self.excite = nn.Conv2d(12, 3, 1), nn.Conv2d(3, 12, 1)
+
+    def forward(self, x):
+        x = self.stem(x)
+        inner = self.before(x)
+        hidden = self.expand(inner)
+        gate = self.excite(F.relu(self.squeeze(hidden.mean((2, 3), keepdim=True)))).sigmoid()
+        inner = inner + self.project(hidden * gate)
+        return self.head(F.relu(x + self.after(inner))).mean((2, 3))
+
+
+def test_a_gate_makes_no_stream_and_an_inner_block_keeps_its_groups():
+    model, x = Excited().eval(), torch.randn(1, 3, 8, 8)
+    inner, outer = ("expand.0", "squeeze"), ("before.0",)
+    assert {frozenset(block) for block in trace(model, x).blocks} == {frozenset(inner)}
+    # The stream of the inner block lies inside of the outer one; it is a stream all the same.
+    assert not any(outer[0] in block for block in trace(model, x).blocks)
+
+
+def test_what_the_caller_leaves_alone_is_in_its_block_all_the_same():
+    entry = ZOO["residual"]
+    model, x = entry.build(4), entry.batch(2)
+    assert trace(model, x, exclude=["a.0.0"]).blocks == trace(model, x).blocks == (("a.0.0",), ("b.0.0",))
+
+
 def test_a_mask_is_refilled_only_where_a_layer_or_a_value_would_be_empty():
     class Halves(nn.Module):
         def __init__(self):

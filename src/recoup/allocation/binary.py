@@ -28,6 +28,11 @@ NOTHING_LEFT = (
     "Use Paper(classifier=True), or give widths by hand."
 )
 
+OUTSIDE = (
+    "there is nothing to prune: all that may be lies outside of the residual blocks, which the paper's search visits. "
+    "Use Paper(unit='layer'), or give widths by hand."
+)
+
 
 class BinarySettings(Protocol):
     """What the search can be told; the fields of `recoup.Paper`."""
@@ -59,7 +64,7 @@ def bisections(
     if not units and widths.limits.widths:
         return
     if not units:
-        raise LockedError(NOTHING_LEFT)
+        raise LockedError(OUTSIDE if _open_groups(traced, settings, ()) else NOTHING_LEFT)
     widths = yield from _without_constants(widths, tolerance / len(units))
     keep = widths.start()
     for i, unit in enumerate(units, start=1):
@@ -73,12 +78,17 @@ def visiting_order(traced: Traced, settings: BinarySettings, by_hand: Collection
 
     By "block", what lies outside of all residual blocks stays whole; a network without any is visited by layer.
     """
-    spared = {*by_hand, *spared_groups(traced, settings)}
-    prunable = [group.name for group in traced.structure.prunable if group.name not in spared]
+    prunable = _open_groups(traced, settings, by_hand)
     by_block = settings.unit == "block" and traced.blocks
     blocks = traced.blocks if by_block else tuple((name,) for name in prunable)
     units = [tuple(name for name in block if name in prunable) for block in blocks]
     return _ordered([unit for unit in units if unit], settings)
+
+
+def _open_groups(traced: Traced, settings: BinarySettings, by_hand: Collection[str]) -> list[str]:
+    """Names of the groups that the search may change, wherever they lie."""
+    spared = {*by_hand, *spared_groups(traced, settings)}
+    return [group.name for group in traced.structure.prunable if group.name not in spared]
 
 
 def spared_groups(traced: Traced, settings: BinarySettings) -> frozenset[str]:

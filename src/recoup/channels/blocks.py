@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from torch import fx
 
 from recoup.channels.groups import Structure
+from recoup.channels.patterns import LEFT_ALONE
 from recoup.graph.capture import Captured
 from recoup.operators.record import operator_of
 
@@ -12,8 +15,9 @@ from recoup.operators.record import operator_of
 def residual_blocks(structure: Structure, captured: Captured) -> tuple[tuple[str, ...], ...]:
     """Groups made inside each block, bottom-up; a group in no block is in none of them.
 
-    A node lies inside the block of an addition when it leads to exactly one of the two operands. A group that the
-    addition itself joins (the residual stream) is not inside, nor is one that an inner block has already.
+    A node lies inside the block of an addition when it leads to exactly one of the two operands. What the operands
+    themselves consist of (the residual stream) is not inside, nor is a group that an inner block has already. Groups
+    that the caller leaves alone are in their blocks all the same: what lies outside does not depend on the choice.
     """
     ancestors = _ancestors(captured.graph)
     bit = {node.name: 1 << number for number, node in enumerate(captured.graph.nodes)}
@@ -21,18 +25,34 @@ def residual_blocks(structure: Structure, captured: Captured) -> tuple[tuple[str
     made_by = {
         p.node: group_of.get(p.weight.removesuffix(".weight")) for p in structure.products if p.input_dim is not None
     }
-    streams = {group.name for group in structure.groups if len(group.producers) > 1}
+    additions = _additions(captured.graph)
+    streams = {made_by[node] for operands in additions for operand in operands for node in _makers(operand, made_by)}
     taken: dict[str, int] = {}
-    for number, (left, right) in enumerate(_additions(captured.graph)):
+    for number, (left, right) in enumerate(additions):
         inside = ancestors[left] ^ ancestors[right]
         for node, name in made_by.items():
             if name is not None and name not in streams and bit[node] & inside:
                 taken.setdefault(name, number)
     blocks: dict[int, list[str]] = {}
-    for group in structure.prunable:
-        if group.name in taken:
+    for group in structure.groups:
+        if group.name in taken and (group in structure.prunable or LEFT_ALONE in group.reasons):
             blocks.setdefault(taken[group.name], []).append(group.name)
     return tuple(tuple(names) for names in blocks.values())
+
+
+def _makers(value: fx.Node, layers: Container[str]) -> set[str]:
+    """The layers whose outputs a value consists of: the first ones on every way back from it."""
+    found: set[str] = set()
+    waiting, seen = [value], {value}
+    while waiting:
+        node = waiting.pop()
+        if node.name in layers:
+            found.add(node.name)
+            continue
+        fresh = [source for source in node.all_input_nodes if source not in seen]
+        waiting += fresh
+        seen.update(fresh)
+    return found
 
 
 def _ancestors(graph: fx.Graph) -> dict[fx.Node, int]:
