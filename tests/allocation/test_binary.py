@@ -197,6 +197,72 @@ def test_a_head_of_several_linear_layers_is_left_alone():
     assert [row.after for row in both.report.groups][:5] == [4, 3, 3, 8, 6]
 
 
+class Between(torch.nn.Module):
+    """Two convolutions and two linear layers, with `between` before the last one and `behind` after it."""
+
+    def __init__(self, between=torch.nn.Identity(), behind=torch.nn.Identity()):  # noqa: B008  # stateless
+        super().__init__()
+        self.a, self.b = torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 6, 3)
+        self.first, self.between = torch.nn.Linear(6, 8), between
+        self.last, self.behind = torch.nn.Linear(8, 4), behind
+
+    def forward(self, x):
+        y = self.first(self.b(self.a(x).relu()).relu().mean((2, 3)))
+        return self.behind(self.last(self.between(y)))
+
+
+class Does(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.scale = function, torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.function(x, self.scale)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        torch.nn.PReLU(8),
+        torch.nn.LayerNorm(8),
+        torch.nn.GroupNorm(2, 8),
+        Does(lambda y, _: y * y.sigmoid()),
+        Does(lambda y, _: torch.maximum(y, -y)),
+        Does(lambda y, _: torch.nn.functional.normalize(y)),
+    ],
+    ids=["prelu", "layer norm", "group norm", "swish", "maximum", "normalize"],
+)
+def test_a_head_goes_on_behind_whatever_is_made_of_one_layer(between):
+    assert recoup.trace(Between(between).eval(), images(2).float()).head == ("b", "first")
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        Does(lambda y, _: torch.nn.functional.normalize(y)),
+        Does(lambda y, scale: y * scale.exp()),
+        Does(lambda y, _: y.softmax(1)),
+    ],
+    ids=["normalize", "scale", "softmax"],
+)
+def test_scores_are_a_heads_whatever_is_done_with_them(behind):
+    assert recoup.trace(Between(behind=behind).eval(), images(2).float()).head == ("b", "first")
+
+
+def test_a_head_ends_where_values_of_several_layers_meet():
+    class Attends(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.q, self.k, self.v = (torch.nn.Linear(6, 6) for _ in range(4))
+            self.last = torch.nn.Linear(6, 4)
+
+        def forward(self, x):
+            x = self.a(x).relu()
+            return self.last((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x))
+
+    assert recoup.trace(Attends().eval(), torch.randn(2, 5, 6)).head == ("v",)
+
+
 def test_a_width_by_hand_holds_in_the_head_too():
     result = recoup.prune(
         perceptron(16, 12), [images()], widths={"8": 9}, budget=recoup.Budget(width=0.5), method="paper"

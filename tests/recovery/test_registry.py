@@ -12,6 +12,7 @@ from torch import nn
 import recoup
 from recoup.channels.groups import named_tensors
 from recoup.errors import CalibrationError, UsageError
+from recoup.inputs.split import BATCH_BYTES
 from recoup.recovery.registry import ONE_PASS_FAMILY, RECOVERIES, REFINE_SECONDS
 from recoup.recovery.sequential import recover_in_sequence
 from recoup.surgery.apply import masked
@@ -119,6 +120,22 @@ def test_none_makes_the_network_of_a_plan_that_writes_nothing(name):
     assert all(torch.equal(value, expected[key]) for key, value in smaller.state_dict().items())
 
 
+def test_a_mean_shift_is_that_of_each_outputs_own_rows():
+    """With a weight for each output, a layer that opens on other rows for each has other means too."""
+    with seeded(0):
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)).double().eval()
+        x = torch.randn(500, 6).double()
+    calibration = calibrated(model, x, recoup.Paper(weighting="outputs", positions=None, **EVERYWHERE))
+    keep = torch.arange(8) % 2 == 0
+    plan = recoup.recover(calibration, {"0": keep}, recovery="mean-shift").plan
+    with torch.no_grad():
+        hidden, before = model[:2](x), model[:3](x)
+        after = hidden @ plan.weights["2.weight"].T + plan.weights["2.bias"]
+        weights = (before > 0).double()
+    left = (weights * (after - before)).sum(0) / weights.sum(0).clamp(min=1)
+    assert left.abs().max() < 1e-12
+
+
 @pytest.mark.parametrize("name", ["residual", "concat", "several", "flattened", "windows"])
 def test_a_mean_shift_keeps_the_mean_of_every_output_of_a_layer(name):
     """On the inputs of the original, where the shift was measured: layer by layer, with what comes before it whole."""
@@ -141,9 +158,10 @@ def test_a_mean_shift_keeps_the_mean_of_every_output_of_a_layer(name):
         torch.testing.assert_close(new, old, rtol=0, atol=1e-13)
 
 
-def test_batch_norms_hold_what_a_pass_by_hand_finds_in_the_smaller_network():
+def test_batch_norms_hold_what_a_pass_by_hand_finds_in_the_smaller_network(monkeypatch):
     model, batch, calibration, keep = of_the_zoo("residual")
     batches = [batch[:32], batch[32:]]
+    monkeypatch.setitem(BATCH_BYTES, "cpu", batches[0].numel() * batches[0].element_size())
     calibration = calibrated(model, batches)
     plan = recoup.recover(calibration, keep, recovery="batch-norm").plan
     smaller, cut = (recoup.apply(model, p) for p in (plan, recoup.recover(calibration, keep, recovery="none").plan))
@@ -152,10 +170,10 @@ def test_batch_norms_hold_what_a_pass_by_hand_finds_in_the_smaller_network():
     def see(name):
         def hook(norm, args):
             (x,) = args
-            total = sums.setdefault(name, [0, 0.0, 0.0])
-            total[0] += len(x)
-            total[1] += len(x) * x.mean((0, 2, 3))
-            total[2] += len(x) * x.var((0, 2, 3))
+            total = sums.setdefault(name, [0, 0.0, 0.0, 0.0])
+            mean = x.mean((0, 2, 3))
+            for place, value in enumerate((1, mean, x.var((0, 2, 3)), mean**2)):
+                total[place] += len(x) * value
 
         return hook
 
@@ -168,10 +186,62 @@ def test_batch_norms_hold_what_a_pass_by_hand_finds_in_the_smaller_network():
             cut(part)
     norms = {name: m for name, m in smaller.named_modules() if isinstance(m, nn.BatchNorm2d)}
     assert norms.keys() == sums.keys() and len(sums) == 6
-    for name, (count, mean, variance) in sums.items():
+    for name, (count, mean, variance, square) in sums.items():
         torch.testing.assert_close(norms[name].running_mean, mean / count)
-        torch.testing.assert_close(norms[name].running_var, variance / count)
+        within, between = variance / count, square / count - (mean / count) ** 2
+        torch.testing.assert_close(norms[name].running_var, within + between)
         assert torch.equal(norms[name].weight, cut.get_submodule(name).weight)
+
+
+@pytest.mark.parametrize("sizes", [[16, 16, 16], [1] * 48, [47, 1]])
+def test_batch_norms_do_not_depend_on_how_the_caller_cut_the_batches(sizes):
+    model, batch, _, keep = of_the_zoo("residual")
+    batch = batch * torch.linspace(0.2, 3, len(batch))[:, None, None, None]  # one batch is unlike the other
+    plans = [
+        recoup.recover(calibrated(model, batches), keep, recovery="batch-norm").plan
+        for batches in ([batch], list(batch.split(sizes)))
+    ]
+    for name, value in plans[0].weights.items():
+        torch.testing.assert_close(plans[1].weights[name], value, rtol=1e-9, atol=1e-9)
+
+
+def test_batches_of_one_sample_are_put_together_in_the_last_place_too(monkeypatch):
+    """41 vectors in batches of 20: a batch norm on vectors cannot see the last one alone."""
+    with seeded(0):
+        model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double().eval()
+        x = torch.randn(41, 5).double()
+    monkeypatch.setitem(BATCH_BYTES, "cpu", 20 * 5 * 8)
+    result = recoup.prune(
+        model, list(x.split(20)), widths={"0": 4}, method=recoup.Paper(recovery="batch-norm", **EVERYWHERE)
+    )
+    seen = model[0](x)[:, result.plan.keep["0"]].detach()
+    torch.testing.assert_close(result.model[1].running_mean, seen.mean(0))
+
+
+def test_one_sample_has_no_variance():
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    seen = calibrated(model, torch.randn(1, 5))
+    with pytest.raises(CalibrationError, match="one value per channel, which has no variance. Give more samples"):
+        recoup.recover(seen, {"0": torch.arange(8) < 4}, recovery="batch-norm")
+
+
+def test_a_batch_norm_of_two_names_is_cut_and_estimated():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.bn, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)
+            self.stem = nn.Sequential(self.conv, self.bn, nn.ReLU())
+
+        def forward(self, x):
+            return self.head(self.stem(x)).mean((2, 3))
+
+    with seeded(0):
+        model, x = Twice().double().eval(), torch.randn(40, 3, 8, 8).double()
+    half = recoup.Budget(width=0.5)
+    smaller = recoup.prune(model, [x], budget=half, method=recoup.Paper(recovery="batch-norm", **EVERYWHERE)).model
+    assert smaller.bn is smaller.stem[1]
+    with torch.no_grad():
+        torch.testing.assert_close(smaller.bn.running_mean, smaller.conv(x).mean((0, 2, 3)))
 
 
 @pytest.mark.parametrize("name", WITH_BATCH_NORM)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from torch import fx
 
 from recoup.channels.groups import Structure
 from recoup.channels.patterns import LEFT_ALONE
+from recoup.graph.ancestry import ancestors, makers
 from recoup.graph.capture import Captured
 from recoup.operators.record import operator_of
 
@@ -19,17 +18,18 @@ def residual_blocks(structure: Structure, captured: Captured) -> tuple[tuple[str
     themselves consist of (the residual stream) is not inside, nor is a group that an inner block has already. Groups
     that the caller leaves alone are in their blocks all the same: what lies outside does not depend on the choice.
     """
-    ancestors = _ancestors(captured.graph)
+    behind = ancestors(captured.graph)
     bit = {node.name: 1 << number for number, node in enumerate(captured.graph.nodes)}
     group_of = {producer: group.name for group in structure.groups for producer in group.producers}
     made_by = {
         p.node: group_of.get(p.weight.removesuffix(".weight")) for p in structure.products if p.input_dim is not None
     }
     additions = _additions(captured.graph)
-    streams = {made_by[node] for operands in additions for operand in operands for node in _makers(operand, made_by)}
+    ends = {operand for operands in additions for operand in operands}
+    streams = {made_by[node.name] for end in ends for node in makers(end, lambda node: node.name in made_by)}
     taken: dict[str, int] = {}
     for number, (left, right) in enumerate(additions):
-        inside = ancestors[left] ^ ancestors[right]
+        inside = behind[left] ^ behind[right]
         for node, name in made_by.items():
             if name is not None and name not in streams and bit[node] & inside:
                 taken.setdefault(name, number)
@@ -38,31 +38,6 @@ def residual_blocks(structure: Structure, captured: Captured) -> tuple[tuple[str
         if group.name in taken and (group in structure.prunable or LEFT_ALONE in group.reasons):
             blocks.setdefault(taken[group.name], []).append(group.name)
     return tuple(tuple(names) for names in blocks.values())
-
-
-def _makers(value: fx.Node, layers: Container[str]) -> set[str]:
-    """The layers whose outputs a value consists of: the first ones on every way back from it."""
-    found: set[str] = set()
-    waiting, seen = [value], {value}
-    while waiting:
-        node = waiting.pop()
-        if node.name in layers:
-            found.add(node.name)
-            continue
-        fresh = [source for source in node.all_input_nodes if source not in seen]
-        waiting += fresh
-        seen.update(fresh)
-    return found
-
-
-def _ancestors(graph: fx.Graph) -> dict[fx.Node, int]:
-    """For every node, the set of nodes it depends on, itself included, as the bits of an integer."""
-    known: dict[fx.Node, int] = {}
-    for number, node in enumerate(graph.nodes):
-        known[node] = 1 << number
-        for source in node.all_input_nodes:
-            known[node] |= known[source]
-    return known
 
 
 def _additions(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:

@@ -215,8 +215,8 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def place_of_bias(model: nn.Module, tensors: Mapping[str, Tensor], product: Product) -> str | None:
     """Name of the bias that the call adds, now or once its layer has one; None where there is no place for it."""
-    if product.bias is not None:
-        return product.bias if product.bias in tensors else None
+    if product.bias in tensors:
+        return product.bias
     owner = product.weight.rpartition(".")[0]
     is_known = product.where in dict(model.named_modules(remove_duplicate=False))
     where = product.where if is_known else owner  # a module made in forward, as by a slice, has no name in the model
@@ -376,8 +376,11 @@ def _consumers(
 
 def _places_of_biases(constraints: Constraints, model: nn.Module, shared: frozenset[str]) -> dict[str, str | None]:
     """For every call of a layer, by node, the name of the bias it has a place for."""
-    tensors = {name: tensor for name, tensor in named_tensors(model).items() if name not in shared}
-    return {product.node: place_of_bias(model, tensors, product) for product in constraints.products}
+    tensors = named_tensors(model)
+    return {
+        product.node: None if product.bias in shared else place_of_bias(model, tensors, product)
+        for product in constraints.products
+    }
 
 
 def _consumer(

@@ -58,7 +58,9 @@ def _next(node: fx.Node, captured: Captured) -> fx.Node | None:
 
 
 def _acts_alone(user: fx.Node, node: fx.Node) -> bool:
-    record = operator_of(user.target)
+    record, made = operator_of(user.target), user.meta.get("val")
+    if not isinstance(made, Tensor) or not made.is_floating_point():
+        return False  # a comparison, or several results: nothing has a slope there
     if record.is_channelwise and not record.is_pointwise:
         return user.args[0] is node and _outputs_along_dim_1(node)
     is_pointwise = torch.Tag.pointwise in getattr(user.target, "tags", ()) or record.is_channelwise

@@ -133,6 +133,22 @@ def split(model: nn.Module, calibration: Iterable[Any], *, held_out: bool = True
     return Split(tuple(parts), tuple(numbers), fit, tuple(held), device, first)
 
 
+def joined(batches: Iterable[Inputs], device: torch.device) -> Iterator[tuple[str, Inputs]]:
+    """The same samples in batches of a size that suits the device, with the numbers of the batches in each.
+
+    However the caller has cut them, none is of a single sample if there are others to put beside it.
+    """
+    waiting: list[tuple[str, Inputs]] = []
+    for numbered in _regrouped(batches, BATCH_BYTES.get(device.type, BATCH_BYTES["cpu"])):
+        waiting.append(numbered)
+        if numbered[1].size > 1 and len(waiting) > 1:
+            yield waiting.pop(0)
+    if len(waiting) == 2 and _fit_together(waiting[0][1], waiting[1][1]):
+        (first, before), (last, after) = waiting
+        waiting = [(f"{first.split()[0]} to {last}", _joined([before, after]))]
+    yield from waiting
+
+
 def _within_memory(batches: Iterable[Inputs]) -> Iterator[Inputs]:
     """The same batches, all of which will be held; refused where they would fill the memory, as endless ones do."""
     room: dict[torch.device, int] = {}

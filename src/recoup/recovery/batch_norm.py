@@ -3,7 +3,8 @@
     mean, var  over the calibration images of what each batch norm reads in the smaller network
 
 While they are estimated, every batch norm uses the mean and variance of the batch at hand, as in training. So those
-further down see inputs that are already in place, and one pass is enough. Every sample counts alike.
+further down see inputs that are already in place, and one pass is enough. Every sample counts alike; batches are those
+that suit the device, and what differs between them is a part of the variance.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from recoup.channels.groups import named_tensors
-from recoup.errors import UsageError
+from recoup.errors import CalibrationError, UsageError
 from recoup.graph.copies import working_copy
 from recoup.inputs.batches import call_checked, device_of, numbered_inputs
+from recoup.inputs.split import joined
 from recoup.operators.names import operation_name
 from recoup.plan import Plan
 from recoup.recovery.cutting import cut_weights, recover_nothing
@@ -45,9 +47,12 @@ def recover_batch_norms(calibration: Calibration, keep: Tensor) -> Plan:
         CalibrationError: the calibration images were an iterator, which has been read.
     """
     smaller = apply(calibration.model, recover_nothing(calibration, keep))
-    found = estimated_statistics(smaller, calibration.split.repeated())
+    device = device_of(smaller)
+    batches = (numbered_inputs(batch, smaller, number) for number, batch in calibration.split.repeated())
+    found = estimated_statistics(smaller, joined(batches, device))
     if not found:
         raise UsageError(NO_BATCH_NORM)
+    found = _by_sliced_names(calibration, found)
     whole = {name: _at_full_size(calibration, keep, name, value) for name, value in found.items()}
     return assemble(calibration, keep, {**cut_weights(calibration, keep), **whole}, {})
 
@@ -65,6 +70,13 @@ def estimated_statistics(model: nn.Module, batches: Iterable[tuple[object, Any]]
         with torch.no_grad(), watcher:
             call_checked(twin, inputs, number)
     return watcher.found()
+
+
+def _by_sliced_names(calibration: Calibration, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One value for every buffer, by the name under which it is cut: a module may have several names."""
+    tensors = named_tensors(calibration.traced.host)
+    cut = {id(tensors[site.tensor]): site.tensor for site in calibration.structure.sites if site.tensor in tensors}
+    return {cut.get(id(tensors.get(name)), name): value for name, value in found.items()}
 
 
 def _at_full_size(calibration: Calibration, keep: Tensor, name: str, value: Tensor) -> Tensor:
@@ -85,7 +97,7 @@ class _BatchStatistics(TorchFunctionMode):
         for name, tensor in tensors.items():
             self._names.setdefault(id(tensor), []).append(name)
         self._like = tensors
-        self._sums: dict[tuple[int, int], tuple[int, Tensor, Tensor]] = {}
+        self._sums: dict[tuple[int, int], tuple[int, Tensor, Tensor, Tensor]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -97,6 +109,8 @@ class _BatchStatistics(TorchFunctionMode):
         if not all(place in self._names for place in places):
             return func(*args, **kwargs)
         values = call["input"]
+        if values.numel() <= values.shape[1]:
+            raise CalibrationError("a batch norm sees one value per channel, which has no variance. Give more samples.")
         result = F.batch_norm(values, None, None, call.get("weight"), call.get("bias"), True, 0.0, call["eps"])
         self._see(places, values.detach())
         return result if call["is_whole"] else (result, None, None)
@@ -104,18 +118,23 @@ class _BatchStatistics(TorchFunctionMode):
     def found(self) -> dict[str, Tensor]:
         """Averages by the names of the buffers."""
         tensors: dict[str, Tensor] = {}
-        for (mean_of, variance_of), (count, mean, variance) in self._sums.items():
-            for place, total in ((mean_of, mean), (variance_of, variance)):
-                tensors |= {name: (total / count).to(self._like[name].dtype) for name in self._names[place]}
+        for (mean_of, variance_of), (count, means, squares, variances) in self._sums.items():
+            mean = means / count
+            between = (squares / count - mean.square()).clamp(min=0)
+            for place, value in ((mean_of, mean), (variance_of, variances / count + between)):
+                tensors |= {name: value.to(self._like[name].dtype) for name in self._names[place]}
         return tensors
 
     def _see(self, places: tuple[int, int], values: Tensor) -> None:
         dims, size = [dim for dim in range(values.dim()) if dim != 1], len(values)
-        variance, mean = torch.var_mean(values.float() if values.element_size() < 4 else values, dims)
-        sums = size * mean.double(), size * variance.double()
-        nothing = 0, torch.zeros_like(sums[0]), torch.zeros_like(sums[1])
-        count, means, variances = self._sums.get(places, nothing)
-        self._sums[places] = count + size, means + sums[0], variances + sums[1]
+        found = torch.var_mean(values.float() if values.element_size() < 4 else values, dims)
+        variance, mean = (part.double() for part in found)
+        nothing = torch.zeros_like(mean)
+        count, *sums = self._sums.get(places, (0, nothing, nothing, nothing))
+        means, squares, variances = (
+            total + size * part for total, part in zip(sums, (mean, mean.square(), variance), strict=True)
+        )
+        self._sums[places] = count + size, means, squares, variances
 
 
 def _batch_norm_call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

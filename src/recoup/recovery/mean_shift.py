@@ -32,6 +32,8 @@ def _shifted_biases(calibration: Calibration, consumer: Consumer, cut: Tensor) -
     seen, original = calibration.statistics[consumer.name], calibration.parameters[consumer.weight]
     lost = (original.double() - cut.double()).movedim(seen.input_dim, 1).flatten(1)
     shift = lost @ seen.mean
+    for pattern in seen.patterns:  # outputs with a mean of their own
+        shift[pattern.outputs] = lost[pattern.outputs] @ pattern.mean
     before = {name: calibration.parameters.get(name) for name in consumer.biases}
     return {
         name: (shift if bias is None else bias.double() + shift).to(original.dtype) for name, bias in before.items()
