@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import recoup
+from recoup.errors import IllConditionedError
 
 EXACT = recoup.Paper(ridge=0.0, positions=None, weighting="none", classifier=True)
 
@@ -99,3 +100,31 @@ def test_a_coupled_group_of_copies_is_cut_to_what_can_be_chosen():
     with torch.no_grad():
         for got, wanted in zip(result.model(x), model(x), strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "named"),
+    [
+        (nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5)), torch.randn(20, 20), "2: 20 samples"),
+        (
+            nn.Sequential(nn.Conv2d(3, 32, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)),
+            torch.randn(100, 3, 8, 8),
+            "3: 100 samples tell nothing of 128 inputs",
+        ),
+    ],
+    ids=["linear", "flattened"],
+)
+def test_too_few_samples_are_no_dependence(model, x, named):
+    """With fewer samples than inputs everything can be interpolated, and nothing of that holds on new ones."""
+    with pytest.raises(IllConditionedError, match=f"{named}.*Calibrate on more images or positions, or give a `ridge`"):
+        recoup.prune(model.eval(), [x], budget=recoup.Budget(width=1.0), method=EXACT)
+
+
+def test_what_is_nearly_a_copy_stays():
+    """A share of 1e-6 of its variance is its own: no rounding of float32, and no combination of others."""
+    model, x, _ = single("copies")
+    with torch.no_grad():
+        model[0].weight[5] += 1e-3 * torch.randn(12).double()
+        model[0].weight[6] += 1e-3 * torch.randn(12).double()
+    result = recoup.prune(model, [x], budget=recoup.Budget(width=1.0), method=EXACT)
+    assert result.model[0].out_features == 8 and not result.report.dependent

@@ -7,12 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from recoup.algebra.linalg import live_rows
 from recoup.algebra.moments import Moments
 from recoup.algebra.selection import Layer, Problem, Ranking, ask, loss_along
 from recoup.algebra.selection.problem import output_variance
 from recoup.channels.groups import Consumer, Group
 from recoup.config import require_progress
-from recoup.errors import require_kind
+from recoup.errors import IllConditionedError, require_kind
 from recoup.inputs.surroundings import undisturbed
 from recoup.progress import Progress, silent
 from recoup.statistics.calibrate import Calibration, Statistics
@@ -23,9 +24,14 @@ from recoup.statistics.sums import Pattern
 
 @undisturbed
 def rank(calibration: Calibration, progress: Progress = silent) -> dict[str, Ranking]:
-    """For every prunable group, its channels from the most to the least valuable, as the method's selector says."""
+    """For every prunable group, its channels from the most to the least valuable, as the method's selector says.
+
+    Raises:
+        IllConditionedError: there is no ridge, and a layer has no more samples than inputs that vary.
+    """
     require_kind("calibration", calibration, Calibration, "what recoup.calibrate returns")
     require_progress(progress)
+    _require_samples(calibration)
     rankings = {}
     groups, evidence = calibration.structure.prunable, SharedEvidence(calibration)
     for number, group in enumerate(groups, start=1):
@@ -58,6 +64,20 @@ def problem_of(calibration: Calibration, group: Group, evidence: SharedEvidence 
     whole = tuple(_whole(calibration, consumer, group) for consumer in readers) if is_parted else ()
     given = shared.of(group)
     return Problem(group.width, layers, free, filters, method.ridge, method.seed, given, whole, group.name)
+
+
+def _require_samples(calibration: Calibration) -> None:
+    """Without a ridge, what is no combination of others may look like one for want of samples."""
+    if calibration.method.ridge > 0:
+        return
+    for name, seen in calibration.statistics.items():
+        for moments in (seen.moments, *(pattern.moments for pattern in seen.patterns)):
+            inputs, samples = int(live_rows(moments.covariance).sum()), moments.effective
+            if inputs and samples <= inputs:
+                raise IllConditionedError(
+                    f"{name}: {samples:,.0f} samples tell nothing of {inputs:,} inputs without a ridge: every input "
+                    "looks like a combination of others. Calibrate on more images or positions, or give a `ridge`."
+                )
 
 
 def _whole(calibration: Calibration, consumer: Consumer, group: Group) -> Layer:
