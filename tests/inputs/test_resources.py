@@ -92,6 +92,12 @@ def test_a_peak_of_gpu_memory_is_ours_only_above_an_earlier_one(monkeypatch, ear
     assert asked == [device, device]
 
 
+def test_a_counter_that_somebody_set_back_tells_no_peak(monkeypatch):
+    peaks = iter((3 * GB, GB))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: next(peaks))
+    assert MemoryWatch(torch.device("cuda")).peak() is None
+
+
 def test_there_is_no_peak_on_a_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: pytest.fail("asked a GPU"))
     assert MemoryWatch(torch.device("cpu")).peak() is None

@@ -13,7 +13,12 @@ import recoup
 from recoup.channels.groups import named_tensors
 from recoup.errors import CalibrationError, UsageError
 from recoup.inputs.split import BATCH_BYTES
-from recoup.recovery.registry import ONE_PASS_FAMILY, RECOVERIES, REFINE_SECONDS
+from recoup.methods import published
+from recoup.recovery import registry
+from recoup.recovery.batch_norm import estimated_statistics
+from recoup.recovery.choose import reference_of
+from recoup.recovery.one_pass import recover_in_one_pass
+from recoup.recovery.registry import JOINT_STEPS, ONE_PASS_FAMILY, RECOVERIES, REFINE_SECONDS, recover_by_name
 from recoup.recovery.sequential import recover_in_sequence
 from recoup.surgery.apply import masked
 from tests.recovery.bench import fast
@@ -291,6 +296,36 @@ def test_a_batch_norm_that_is_a_function_is_estimated_too():
     assert torch.equal(result.plan.weights["mean"][~kept], model.mean[~kept])
 
 
+def test_a_batch_norm_in_the_form_that_graphs_have_is_estimated_too():
+    class Decomposed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.bn, self.b = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 4, 1)
+
+        def forward(self, x):
+            bn = self.bn
+            call = torch.ops.aten._native_batch_norm_legit_no_training
+            made, *_ = call(self.a(x), bn.weight, bn.bias, bn.running_mean, bn.running_var, 0.1, bn.eps)
+            return self.b(made.relu()).mean((2, 3))
+
+    with seeded(0):
+        model, x = Decomposed().double().eval(), torch.randn(60, 3, 8, 8).double()
+    found = estimated_statistics(model, [(1, x)])
+    with torch.no_grad():
+        torch.testing.assert_close(found["bn.running_mean"], model.a(x).mean((0, 2, 3)))
+        torch.testing.assert_close(found["bn.running_var"], model.a(x).var((0, 2, 3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_statistics_of_half_precision_are_summed_in_more(dtype):
+    """65,000 values of about 7: their sum is beyond float16, and beyond the digits of bfloat16."""
+    model = nn.Sequential(nn.BatchNorm2d(1), nn.Conv2d(1, 2, 1)).to(dtype).eval()
+    x = (7 + torch.randn(16, 1, 64, 64, generator=torch.Generator().manual_seed(0))).to(dtype)
+    found = estimated_statistics(model, [(1, x)])
+    torch.testing.assert_close(found["0.running_mean"].double(), x.double().mean((0, 2, 3)), rtol=4e-3, atol=0)
+    torch.testing.assert_close(found["0.running_var"].double(), x.double().var((0, 2, 3)), rtol=8e-3, atol=0)
+
+
 def test_without_a_batch_norm_there_is_nothing_to_estimate():
     model, x, _, keep = pair()
     with pytest.raises(UsageError, match="has no batch norm with running statistics.*mean-shift"):
@@ -369,3 +404,69 @@ def test_an_unknown_name_is_refused():
         recoup.Paper(recovery=3)
     with pytest.raises(TypeError):
         recoup.Released(recovery="none")
+
+
+def test_fast_refits_jointly_with_a_few_steps_of_its_own(monkeypatch):
+    model, batch = ZOO["plain"].build(), ZOO["plain"].batch(60)
+    calibration = calibrated(model, batch, recoup.Fast(outputs="values"))
+    asked = []
+
+    def spy(*args, joint_steps, **kwargs):
+        asked.append(joint_steps)
+        return recover_in_sequence(*args, joint_steps=joint_steps, **kwargs)
+
+    monkeypatch.setattr(registry, "recover_in_sequence", spy)
+    keep = draw_keep(calibration.structure, 3)
+    recoup.recover(calibration, keep, recovery="joint")
+    recoup.recover(calibration, keep, recovery="in-sequence")
+    assert asked == [JOINT_STEPS, 0] and JOINT_STEPS == 4
+
+
+@pytest.mark.parametrize("name", ["in-sequence", "joint"])
+def test_class_scores_are_scaled_to_err_least(name):
+    """The last layer's weights are those of the refits times one factor: the one that the held-out images ask for."""
+    with seeded(0):
+        model = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 5)).double().eval()
+        x = torch.randn(300, 6).double()
+    calibration = calibrated(model, x, recoup.Fast(outputs="classes"))
+    keep = {"0": torch.arange(24) % 4 == 0}
+    found = recoup.recover(calibration, keep, recovery=name).plan
+    mask = calibration.structure.keep_all()
+    mask[calibration.structure.group("0").channels] = keep["0"]
+    steps = JOINT_STEPS if name == "joint" else 0
+    start = recover_in_one_pass(calibration, mask)
+    plain = recover_in_sequence(calibration, calibration.split, mask, start, joint_steps=steps)
+    gain = reference_of(calibration).gain(plain.weights)
+    assert abs(gain - 1) > 1e-3
+    torch.testing.assert_close(found.weights["2.weight"], gain * plain.weights["2.weight"])
+
+
+def test_what_the_search_has_recovered_is_not_recovered_again(monkeypatch):
+    model, batch = ZOO["plain"].build(), ZOO["plain"].batch(60)
+    made = []
+    monkeypatch.setattr(published, "recover_by_name", lambda *args: made.append(1) or recover_by_name(*args))
+    method = recoup.Paper(recovery="mean-shift", **EVERYWHERE)
+    seen = calibrated(model, batch, method)
+    found = recoup.allocate(seen, recoup.rank(seen), recoup.Goal(tolerance=5.0, evaluate=lambda _: 90.0))
+    tried = len(made)
+    assert recoup.recover(seen, found).plan is found.recovered.plan
+    assert len(made) == tried > 0
+
+
+def test_paper_weighs_no_row_by_a_comparison():
+    """A layer whose outputs are only compared has no slope behind it: rows count alike, and nothing fails."""
+
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 7), nn.Linear(7, 3)
+
+        def forward(self, x):
+            y = self.b(self.a(x).relu())
+            return self.c((y > 0).to(y.dtype)) + self.c(torch.frexp(y)[0])
+
+    with seeded(0):
+        model, x = Gate().double().eval(), torch.randn(200, 6).double()
+    result = recoup.prune(model, [x], widths={"a": 4}, method=recoup.Paper(**EVERYWHERE))
+    plain = recoup.prune(model, [x], widths={"a": 4}, method=recoup.Paper(weighting="none", **EVERYWHERE))
+    torch.testing.assert_close(result.model(x), plain.model(x))

@@ -39,9 +39,12 @@ class MemoryWatch:
         self._before = self._highest()
 
     def peak(self) -> PeakMemory | None:
-        """The peak; None on another device. Torch counts from the start of the process, so it may be an earlier one."""
+        """The peak; None on another device, and where somebody has set torch's counter back meanwhile.
+
+        Torch counts from the start of the process, so it may be an earlier one.
+        """
         highest = self._highest()
-        if highest is None or self._before is None:
+        if highest is None or self._before is None or highest < self._before:
             return None
         return PeakMemory(highest, highest > self._before)
 
