@@ -1,7 +1,7 @@
 """Run a model and see what it returns and what it costs; one counter for both sides.
 
 MACs are those of convolutions and matrix products, attention included, as torch's FlopCounterMode sees them while the
-model runs. Recurrent layers are one operation to it and count nothing.
+model runs. LSTM cells are one operation to it on a CPU, and count nothing.
 """
 
 from __future__ import annotations

@@ -24,18 +24,15 @@ from recoup.tracing.trace import Traced, plain_cut
 
 BISECTIONS = 12  # one channel in 4096
 REASONS_SHOWN = 3
-UNCOUNTED = "not in a layer that Recoup knows"
 NUMBER = re.compile(r"(?<![A-Za-z])\d+(\.\d+)?(e[-+]\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """MACs of the whole model and of the least possible: counted as they run, and as Recoup counts layers."""
+    """MACs of the whole model and of the least possible, as Recoup counts them."""
 
     most: int
     least: int
-    most_in_layers: int
-    least_in_layers: int
 
     @property
     def has_half(self) -> bool:
@@ -43,11 +40,9 @@ class Span:
         return 2 * self.least <= self.most
 
     @property
-    def allowed_in_layers(self) -> float:
-        """The goal in MACs of layers: the rest shrinks in step with them, or not at all."""
-        goal = self.most / 2 if self.has_half else (self.most + self.least) / 2
-        reach = (goal - self.least) / max(1, self.most - self.least)
-        return self.least_in_layers + reach * (self.most_in_layers - self.least_in_layers)
+    def goal(self) -> float:
+        """Half of all, or where that is out of reach half way to the least."""
+        return self.most / 2 if self.has_half else (self.most + self.least) / 2
 
 
 def examine(spec: Spec) -> OurRow:
@@ -70,29 +65,23 @@ def _examine(spec: Spec, seconds: dict[str, float]) -> OurRow:
     except recoup.RecoupError as error:
         return replace(start, result="refused", why=brief(error))
     structure = traced.structure
+    start = replace(start, said=cost(structure, traced.host).macs)
     if not structure.prunable:
-        return _with_locks(start, structure, max(0, before.macs - cost(structure, model).macs))
+        return _with_locks(start, structure)
     widths = _widths(traced.host, structure)
-    span = _span(model, traced, widths, before.macs)
+    span = _span(traced, widths)
     row = replace(start, least=span.least / max(1, span.most), goal="half" if span.has_half else "half way")
-    row = _with_locks(row, structure, max(0, span.least - span.least_in_layers))
+    row = _with_locks(row, structure)
     with _timed(seconds, "choose"):
-        keep = _choose(model, widths, span)
+        keep = _choose(traced.host, widths, span)
     with _timed(seconds, "verify"):
         smaller, row = _prune(model, traced, keep, row)
     return row if smaller is None else _judge(smaller, spec, before, row)
 
 
-def _span(model: nn.Module, traced: Traced, widths: Widths, most: int) -> Span:
-    """How far the MACs can go down; the least is measured on a model without a proof."""
-    nothing = _keep(widths, 0.0)
-    full, floor = (cost(traced.structure, model, keep).macs for keep in (None, nothing))
-    try:
-        smallest = recoup.apply(model, plain_cut(traced, nothing))
-        least = observe(smallest, traced.inputs.args).macs
-    except Exception:  # too small for the model's own code: then what is in no layer counts as it was
-        least = most - (full - floor)
-    return Span(most, least, full, floor)
+def _span(traced: Traced, widths: Widths) -> Span:
+    """How far the MACs can go down."""
+    return Span(*(cost(traced.structure, traced.host, keep).macs for keep in (None, _keep(widths, 0.0))))
 
 
 def _choose(model: nn.Module, widths: Widths, span: Span) -> Tensor:
@@ -100,7 +89,7 @@ def _choose(model: nn.Module, widths: Widths, span: Span) -> Tensor:
     low, high = 0.0, 1.0
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        fits = cost(widths.structure, model, _keep(widths, middle)).macs <= span.allowed_in_layers
+        fits = cost(widths.structure, model, _keep(widths, middle)).macs <= span.goal
         low, high = (middle, high) if fits else (low, middle)
     return _keep(widths, low)
 
@@ -156,13 +145,17 @@ def _ranking(norms: Tensor, group: Group) -> Ranking:
     return Ranking(mine.argsort(descending=True, stable=True))
 
 
-def _with_locks(row: OurRow, structure: Structure, other: int) -> OurRow:
-    """`row` with the share of MACs that is locked, `other` among them, and what locks most of it."""
+def _with_locks(row: OurRow, structure: Structure) -> OurRow:
+    """`row` with the share of MACs that is locked, and what locks most of it."""
     macs = macs_by_call(structure, structure.keep_all())
-    total = max(1, other + sum(macs.values()))
+    fixed = [other for other in structure.others if not other.sides]
+    total = max(1, sum(other.macs for other in structure.others) + sum(macs.values()))
     groups = _group_of_channel(structure)
-    by_reason = {UNCOUNTED: other / total} if other else {}
-    locked = other
+    by_reason: dict[str, float] = {}
+    for other in fixed:
+        text = f"{_general(other.site)} is no layer, and nothing that it reads is cut"
+        by_reason[text] = by_reason.get(text, 0) + other.macs / total
+    locked = sum(other.macs for other in fixed)
     for product in structure.products:
         touched = _touched(structure, product.weight, groups)
         if any(group.free and group.width > 1 for group in touched):

@@ -34,6 +34,7 @@ class OurRow:
     least: share of MACs left when every prunable group is at its last channel.
     locked: share of MACs in layers without a free channel on either side, and in operations that belong to no layer.
     form: "class" when the result is a module of the network's own class.
+    said: `macs` as Recoup counts them.
     """
 
     result: str
@@ -48,6 +49,7 @@ class OurRow:
     difference: float | None = None
     same_shapes: bool | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    said: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

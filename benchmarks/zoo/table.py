@@ -34,6 +34,7 @@ BY_RESULT = {
 }
 WIDEST = 110  # characters of a reason
 UNTOUCHED = 0.99  # share of MACs kept from which on nothing was gained
+AGREES = 0.01  # of torch's count of MACs, ours may differ by so much
 SHOWN = 0.005  # share of MACs below which a reason is left out
 
 
@@ -88,6 +89,12 @@ def _summary(ours: Iterable[OurRow], theirs: Iterable[TheirRow]) -> list[str]:
     right = [row for row in mine if verdict(row) == RIGHT]
     lines.append(f"| of the first line: can lose half of its MACs | {sum(r.goal == 'half' for r in right)} | |")
     lines.append(f"| of the first line: not in the network's own class | {sum(r.form != 'class' for r in right)} | |")
+    told = [(row.said, row.macs) for row in mine if row.said is not None and row.macs]
+    if told:
+        agree = sum(abs(said - counted) <= AGREES * counted for said, counted in told)
+        lines.append(
+            f"| Recoup's MACs of the whole network are within 1 % of torch's count | {agree} of {len(told)} | |"
+        )
     lines.append(f"| of the first line: share of MACs kept, median | {_median(mine)} | {_median(other)} |")
     return lines
 

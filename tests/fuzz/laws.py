@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import recoup
 from recoup.channels.groups import named_tensors
@@ -33,6 +35,8 @@ WORSE, LEAST = 2.0, 0.05
 # inputs that are copies of each other would be rounding itself.
 EXACT = {"ridge": 1e-8, "positions": None}
 IMAGES, BATCHES = 40, 2
+# Of the multiply-accumulates that torch counts, so much may be missing in a report.
+COUNTED = 0.01
 SECONDS = 60
 
 
@@ -226,6 +230,29 @@ def _refits(trial: Trial) -> None:
         raise BrokenLawError("refit", f"error {refitted:.2f} after refitting, {left:.2f} if nothing is refitted")
 
 
+def _costs(trial: Trial) -> None:
+    """The report says what torch counts while the networks run."""
+    data, report = batch(trial.case, 1, 5), trial.result.report
+    if any(isinstance(module, nn.LSTM) for module in trial.model.modules()):
+        return  # on a CPU torch runs its cells by an operation that it does not count
+    for name, model, said in (("model", trial.model, report.before), ("result", trial.result.model, report.after)):
+        counted = _counted(model, data)
+        if not abs(said.macs - counted) <= COUNTED * counted:
+            raise BrokenLawError("cost", f"the {name} makes {counted:,} MACs, and {said.macs:,} are reported")
+
+
+def _counted(model: nn.Module, data: Any) -> int:
+    """Multiply-accumulates of a call."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # fused attention hides its products from the counter
+    try:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            _run(model, data)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+    return counter.get_total_flops() // 2
+
+
 def _batches(trial: Trial) -> None:
     for count in (1, 2, 7, 9):
         _at_another("batch", trial, batch(trial.case, count, 7), guarded=_branches(trial.case))
@@ -289,7 +316,7 @@ def _saving(trial: Trial) -> None:
 
 
 LAWS: tuple[Callable[[Trial], None], ...] = (
-    _masked, _form, _whole, _refits, _batches, _sizes, _numbers, _training, _copies, _saving,
+    _masked, _form, _whole, _refits, _costs, _batches, _sizes, _numbers, _training, _copies, _saving,
 )  # fmt: skip
 
 

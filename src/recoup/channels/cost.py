@@ -1,4 +1,4 @@
-"""What a network costs at given widths: multiply-accumulates of its layers, other operations, and parameters."""
+"""What a network costs at given widths: multiply-accumulates, other operations, and parameters."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from recoup.channels.groups import Structure
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Multiply-accumulates of one sample in convolutions and linear layers, and number of parameters.
+    """Multiply-accumulates of one sample in all that multiplies matrices, and number of parameters.
 
-    `elementwise` counts 2 operations per element of a batch norm and 1 per element of an activation. With them it is
-    `flops`, as the paper counts (Xie et al., arXiv 2108.13728): a multiply-accumulate is one operation.
+    Convolutions, linear layers, attention, recurrent cells: what torch's FlopCounterMode counts. `elementwise` counts
+    2 operations per element of a batch norm and 1 per element of an activation. With them it is `flops`, as the paper
+    counts (Xie et al., arXiv 2108.13728): a multiply-accumulate is one operation.
     """
 
     macs: int
@@ -36,8 +37,8 @@ class Cost:
 def cost(structure: Structure, model: nn.Module, keep: Tensor | None = None) -> Cost:
     """The cost of `model` when only the channels in `keep` remain; of the whole model without it."""
     mask = structure.keep_all() if keep is None else keep
-    macs, others = sum(macs_by_call(structure, mask).values()), _elementwise(structure, mask)
-    return Cost(macs, _parameters(structure, model, mask), others)
+    macs = sum(macs_by_call(structure, mask).values()) + _in_no_layer(structure, mask)
+    return Cost(macs, _parameters(structure, model, mask), _elementwise(structure, mask))
 
 
 def macs_by_call(structure: Structure, keep: Tensor) -> dict[str, int]:
@@ -50,6 +51,15 @@ def macs_by_call(structure: Structure, keep: Tensor) -> dict[str, int]:
         return widths.get((tensor, dim), structure.shapes[tensor][dim])
 
     return {p.node: p.positions * p.kernel * width(p.weight, 0) * width(p.weight, 1) for p in structure.products}
+
+
+def _in_no_layer(structure: Structure, keep: Tensor) -> int:
+    """Multiply-accumulates that no layer makes, of what is left."""
+    total = 0
+    for other in structure.others:
+        kept = [int(structure.keep_indices(side, keep).sum()) for side in other.sides]
+        total += other.macs * math.prod(kept) // math.prod(len(side) for side in other.sides)
+    return total
 
 
 def _elementwise(structure: Structure, keep: Tensor) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -81,9 +82,10 @@ class Timing:
 
 
 def macs_model(structure: Structure, orders: Mapping[str, Tensor]) -> CostModel:
-    """Multiply-accumulates of convolutions and linear layers; `orders` (channel numbers, best first) by group."""
+    """Multiply-accumulates of layers and of what is none; `orders` (channel numbers, best first) by group."""
     sides = _Sides(structure, orders)
     terms = [sides.term(p.positions * p.kernel, p.weight, (0, 1)) for p in structure.products]
+    terms += [sides.term_along(other.macs, *other.sides) for other in structure.others]
     return _terms(terms, orders)
 
 
@@ -110,7 +112,7 @@ def latency_model(
             terms.append(sides.term(timing.scaled / elements, weights[node], (0, 1)))
         else:
             found = (channels_in(layouts.get(name)) for name in (node, *timing.reads))
-            terms.append(sides.term_along(timing.scaled, next((of for of in found if of is not None), None)))
+            terms.append(sides.term_along(timing.scaled, *islice((of for of in found if of is not None), 1)))
     return _terms(terms, orders)
 
 
@@ -145,9 +147,9 @@ class _Sides:
                 factor *= shape[dim]
         return Term(factor, tuple(sides))
 
-    def term_along(self, whole: float, channel_of: Tensor | None) -> Term:
-        """What is `whole` at full width, and in proportion to that; without channels at any."""
-        return Term(whole, ()) if channel_of is None else Term(whole / len(channel_of), (self._side(channel_of),))
+    def term_along(self, whole: float, *dims: Tensor) -> Term:
+        """What is `whole` at full width, and in proportion to what is left of `dims`, given by their channels."""
+        return Term(whole / math.prod(map(len, dims)), tuple(map(self._side, dims)))
 
     def _side(self, channel_of: Tensor) -> Side:
         counts = torch.bincount(channel_of[channel_of >= 0], minlength=self._structure.width).double()

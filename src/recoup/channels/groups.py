@@ -15,7 +15,7 @@ from recoup.channels.rectangles import Resolution, make_rectangular, resolution
 from recoup.graph.capture import Captured
 from recoup.graph.usage import biases_read_elsewhere, read_in_other_roles
 from recoup.labels.arrays import components, compress, core, varying_dims
-from recoup.labels.constraints import RETURNED, Constraints, Elementwise, Product
+from recoup.labels.constraints import RETURNED, Constraints, Elementwise, OtherProduct, Product
 from recoup.plan import Slice
 
 # Reasons listed per group: enough to act on, short enough to read.
@@ -83,7 +83,8 @@ class Structure:
     """All that pruning has to know of a network's wiring.
 
     `values` are the channels of every value in the graph that consists of channels alone; `elementwise` are its batch
-    norms and activations. `shared` names weights and biases of layers that somebody else reads too.
+    norms and activations, `others` what it multiplies outside of layers. `shared` names weights and biases of layers
+    that somebody else reads too.
     """
 
     groups: tuple[Group, ...]
@@ -94,6 +95,7 @@ class Structure:
     shapes: Mapping[str, tuple[int, ...]]
     elementwise: tuple[Elementwise, ...] = ()
     shared: frozenset[str] = frozenset()
+    others: tuple[OtherProduct, ...] = ()
 
     @property
     def width(self) -> int:

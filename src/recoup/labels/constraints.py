@@ -76,6 +76,20 @@ class Elementwise:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OtherProduct:
+    """Multiply-accumulates in no layer, such as those of attention scores: `macs` with all channels.
+
+    They shrink in proportion to what is left along each of `sides`, which name the channel of every index of a dim.
+    `site` names the operation and the module it happens in.
+    """
+
+    node: str
+    site: str
+    macs: int
+    sides: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Meeting:
     """An operand that meets channels along some dims and is repeated along others (`stretched`).
 

@@ -6,11 +6,11 @@ that is summed over mixes its channels; one that only one operand has passes its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from recoup.labels.arrays import FIXED, NONE, compress, constant, core, replaced, varies
 from recoup.labels.constraints import Constraints, TensorRef
@@ -18,9 +18,9 @@ from recoup.operators.call import LabelCall, Value, lock_operands
 from recoup.operators.differential import product
 from recoup.operators.pointwise import meet
 from recoup.operators.products import dense, is_stored, read_plainly
-from recoup.operators.record import LayerCall, operator
+from recoup.operators.record import LayerCall, Letters, operator
 
-Letters = Sequence[object]
+Paired = list[tuple[fx.Node, Letters]]
 
 
 def matmul(call: LabelCall, constraints: Constraints) -> Value:
@@ -33,12 +33,39 @@ def matmul(call: LabelCall, constraints: Constraints) -> Value:
     return _matmul(left, right, call, constraints)
 
 
+def _letters_of_matmul(node: fx.Node) -> list[Paired]:
+    """Rows by columns; what lies before them meets from the right."""
+    left, right = _nodes(node.args[:2])
+    return [[(left, _lettered(left, "ik")), (right, _lettered(right, "kj"))]]
+
+
+def _nodes(operands: Any) -> list[fx.Node]:
+    """The operands of a call, all of which are made by other calls or given to the model."""
+    assert all(isinstance(operand, fx.Node) for operand in operands)
+    return list(operands)
+
+
+def _lettered(operand: fx.Node, last: str) -> Letters:
+    """The last two letters and, before them, places counted from the end; a vector has the letter that is summed."""
+    rank = operand.meta["val"].dim()
+    return "k" if rank == 1 else [*range(rank - 2, 0, -1), *last]
+
+
 _LAYER = LayerCall(("input", "weight"), read_plainly)
-operator("matmul", "mm", "__matmul__", differential=product, layer=_LAYER, weights=(1,))(matmul)
-operator("bmm", differential=product)(matmul)
+operator(
+    "matmul", "mm", "__matmul__", differential=product, layer=_LAYER, pair=_letters_of_matmul, weights=(1,)
+)(matmul)  # fmt: skip
+operator("bmm", differential=product, pair=_letters_of_matmul)(matmul)
 
 
-@operator("scaled_dot_product_attention")
+def _letters_of_attention(node: fx.Node) -> list[Paired]:
+    """Queries by keys, then scores by values; scores have the rows of the queries."""
+    query, key, value = _nodes(node.args[:3])
+    scores = [(query, _lettered(query, "id")), (key, _lettered(key, "jd"))]
+    return [scores, [(query, [*_lettered(query, "id")[:-1], None]), (value, _lettered(value, "je"))]]
+
+
+@operator("scaled_dot_product_attention", pair=_letters_of_attention)
 def attention(call: LabelCall, constraints: Constraints) -> Value:
     """Heads go as a whole; the values of a single head go one by one."""
     query, key, value = (constraints.labels_of(operand) for operand in call.args[:3])
@@ -52,16 +79,31 @@ def attention(call: LabelCall, constraints: Constraints) -> Value:
     return _matmul(scores, value, call, constraints)
 
 
-@operator("einsum")
+def _words(equation: str, count: int) -> tuple[list[str], str] | None:
+    """The letters of two operands and of the result, if that is what the equation has."""
+    reads, _, result = equation.replace(" ", "").partition("->")
+    letters = reads.split(",")
+    is_plain = len(letters) == count == 2 and "." not in equation and result
+    return (letters, result) if is_plain and all(len(set(word)) == len(word) for word in letters) else None
+
+
+def _letters_of_einsum(node: fx.Node) -> list[Paired] | None:
+    """Those of the equation."""
+    operands = _nodes(node.args[1])
+    words = _words(str(node.args[0]), len(operands))
+    return None if words is None else [list(zip(operands, words[0], strict=True))]
+
+
+@operator("einsum", pair=_letters_of_einsum)
 def einsum(call: LabelCall, constraints: Constraints) -> Value:
     """Of two activations; the equation names its letters."""
-    equation, operands = call.args[0].replace(" ", ""), call.args[1]
-    reads, _, result = equation.partition("->")
-    letters = reads.split(",")
-    if len(operands) != 2 or "." in equation or not result or any(len(set(word)) < len(word) for word in letters):
+    equation, operands = call.args[:2]
+    words = _words(equation, len(operands))
+    if words is None:
         return lock_operands(call, constraints, f"{call.site} ({equation}) is not understood")
     if any(isinstance(operand, TensorRef) for operand in operands):
         return lock_operands(call, constraints, f"{call.site} multiplies by a parameter")
+    letters, result = words
     left, right = (_Operand(labels, word) for labels, word in zip(operands, letters, strict=True))
     return pair(left, right, result, call, constraints)
 

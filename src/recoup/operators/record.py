@@ -11,7 +11,7 @@ channels that reach it, and `recoup.inspect` names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -30,6 +30,10 @@ from recoup.operators.resizing import Resize, unchanged
 Propagate: TypeAlias = Callable[[LabelCall, Constraints], Value]
 # From the arguments of a layer's call, by name, to what it reads and the window it does so by (None: linear).
 Read: TypeAlias = Callable[[Mapping[str, Any]], tuple[Tensor, Window | None]]
+# The letters of the dims of its operands: those with one letter are multiplied over together, None plays no part.
+Letters: TypeAlias = Sequence[Any]
+# From a call that multiplies activations to its products, each given by operands and their letters; None if unknown.
+Pair: TypeAlias = Callable[[fx.Node], "list[list[tuple[fx.Node, Letters]]] | None"]
 # Brings the sizes that a module remembers in line with its tensors.
 Refresh: TypeAlias = Callable[[Any], None]
 
@@ -62,6 +66,7 @@ class Operator:
     resize: what it is called with once channels are gone.
     differential: how its result moves with its operands; None where it acts on each value alone, or is left to torch.
     layer: how to read its call, for a product with a weight.
+    pair: which dims of activations it multiplies over, for what a product of them costs.
     weights: places of operands that are stored tensors, or can be computed once and stored.
     is_movement: it only puts elements elsewhere.
     is_pointwise: it acts on each element by itself.
@@ -80,6 +85,7 @@ class Operator:
     resize: Resize = unchanged
     differential: Derive | None = None
     layer: LayerCall | None = None
+    pair: Pair | None = None
     weights: tuple[int, ...] = ()
     is_movement: bool = False
     is_pointwise: bool = False

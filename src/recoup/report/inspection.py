@@ -33,6 +33,16 @@ class InspectedGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class InspectedOperation:
+    """What an operation of a module multiplies that is no layer; `is_fixed` if nothing that is pruned shrinks it."""
+
+    site: str
+    macs: int
+    macs_share: float
+    is_fixed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Edge:
     """A layer reads the channels of group `source` and makes those of group `target`."""
 
@@ -46,7 +56,7 @@ class Inspection:
 
     `least` is the cost with every group cut to its locked channels, or to one channel where a layer would have none.
     `inputs` names groups with a layer that reads no group: it reads the network's input, or what an operation that
-    is not followed made of it. `outputs` names groups that the model returns.
+    is not followed made of it. `outputs` names groups that the model returns. `operations` multiply and are no layers.
     """
 
     network: str
@@ -56,6 +66,7 @@ class Inspection:
     edges: tuple[Edge, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    operations: tuple[InspectedOperation, ...] = ()
 
     @property
     def prunable(self) -> int:
@@ -104,7 +115,8 @@ class Inspection:
 
     def __str__(self) -> str:
         width = max((len(group.row.name) for group in self.groups), default=0)
-        return "\n".join([self.summary, *(_line(group, width) for group in self.groups)])
+        lines = (*(_line(group, width) for group in self.groups), *map(_operation_line, self.operations))
+        return "\n".join([self.summary, *lines])
 
     def _repr_svg_(self) -> str:
         """What a notebook shows."""
@@ -122,6 +134,7 @@ def inspect_structure(model: nn.Module, structure: Structure) -> Inspection:
         edges=_edges(rows),
         inputs=_inputs(rows),
         outputs=tuple(group.name for group in structure.groups if group.returned),
+        operations=_operations(structure, whole),
     )
 
 
@@ -130,6 +143,21 @@ def _line(group: InspectedGroup, width: int) -> str:
     state = f"{row.locked} locked: {'; '.join(row.reasons)}" if row.locked else "free"
     costs = f"{group.macs:>14,} MACs ({group.macs_share:5.1%})  {group.parameters:>11,} parameters"
     return f"  {row.name:<{width}}  {row.before:>5} channels  {costs} ({group.parameters_share:5.1%})  {state}"
+
+
+def _operation_line(operation: InspectedOperation) -> str:
+    state = "stays whatever is pruned" if operation.is_fixed else "shrinks with what it reads"
+    return f"  in no layer: {operation.site}, {operation.macs:,} MACs ({operation.macs_share:.1%}), {state}"
+
+
+def _operations(structure: Structure, whole: Cost) -> tuple[InspectedOperation, ...]:
+    """One for every operation of a module, and for what of it stays; the largest first."""
+    macs: dict[tuple[str, bool], int] = {}
+    for other in structure.others:
+        key = other.site, not other.sides
+        macs[key] = macs.get(key, 0) + other.macs
+    found = sorted(macs.items(), key=lambda item: -item[1])
+    return tuple(InspectedOperation(site, n, _part(n, whole.macs), is_fixed) for (site, is_fixed), n in found)
 
 
 def _least(structure: Structure) -> Tensor:

@@ -19,6 +19,7 @@ from recoup.channels.elementwise import with_elementwise
 from recoup.channels.groups import Structure, named_tensors, resolve, with_every_bias, without
 from recoup.channels.head import read_by_head
 from recoup.channels.layouts import layouts
+from recoup.channels.other_products import with_other_products
 from recoup.channels.patterns import Choice
 from recoup.channels.propagate import propagate
 from recoup.config import require_flag
@@ -187,6 +188,7 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
         ways = layouts(propagated.labels, numbering, structure)
         own = lock_what_breaks(model, without(structure, added), sample, original, ways)
         ways = layouts(propagated.labels, numbering, own)
+        own = with_other_products(own, ways, captured)
         return _traced(own, Form(given, sample, original, captured, ways, added, None))
     folded = fold(original, untie=may_untie)
     captured, added = with_biases(folded.captured)
@@ -194,6 +196,7 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
     structure, numbering = resolve(propagated, model, captured)
     structure = choice.lock_others(with_elementwise(structure, propagated, numbering, captured))
     ways = layouts(propagated.labels, numbering, structure)
+    structure = with_other_products(structure, ways, captured)
     own = without(structure, added)
     reason = why_class_fails(model, sample, original, own, ways, folded.names)
     form = Form(given, sample, original, captured, ways, added, reason)
