@@ -91,7 +91,7 @@ def test_what_reads_nothing_that_is_pruned_does_not_change(kind, method):
 
 
 @pytest.mark.parametrize("kind", [SharedBias, ReadBias])
-@pytest.mark.parametrize("recovery", ["mean-shift", "one-pass", "in-sequence", "joint", "refined"])
+@pytest.mark.parametrize("recovery", ["mean-shift", "one-pass", "in-sequence", "joint"])
 def test_a_bias_that_others_read_stays_in_every_recovery(kind, recovery):
     model, x = built(kind)
     seen = recoup.calibrate(recoup.trace(model, x), recoup.split(model, [x]), recoup.Fast(outputs="values"))

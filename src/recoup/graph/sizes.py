@@ -293,7 +293,9 @@ def _operations(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _takes_all(node: fx.Node) -> bool:
-    """Whether a slice leaves nothing out: symbolic sizes make some of these be written down."""
+    """Whether a slice leaves nothing out: such a one is written as an alias, or not at all, where sizes are known."""
+    if node.target is torch.ops.aten.alias.default:
+        return True
     if node.target is not torch.ops.aten.slice.Tensor:
         return False
     start, end, step = (*node.args[2:], *(None, None, None)[: 5 - len(node.args)])[:3]
