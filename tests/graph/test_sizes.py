@@ -73,9 +73,7 @@ FOLLOWED = {
     "positions": lambda y, x: y.mean(3) + torch.arange(x.shape[2]),
     "len": lambda y, x: y.flatten(2).reshape(len(x), 6, -1).mean(2),
     "number of samples": lambda y, x: (y / x.shape[0] ** 2, x.shape[0]),
-    "cut to what it is": lambda y, x: F.pad(y, (0, -x.shape[3] % 4, 0, 0))[
-        :, :, : x.shape[2], : x.shape[3]
-    ].contiguous(),
+    "cut to what it is": lambda y, x: y[:, :, : x.shape[2], : x.shape[3]].contiguous(),
     "stretched": lambda y, x: F.interpolate(y, scale_factor=1.5),
 }
 

@@ -224,6 +224,8 @@ class _Symbolic:
     def numbers(self) -> Iterator[tuple[str, dict[Path, tuple[Any, Tree]]]]:
         """The numbers of each node that follow the inputs, as they are and as trees."""
         left, right = _operations(self.captured.graph), _operations(self.program.graph)
+        if len(left) < len(right):  # a slice to the whole size of its input is no slice where that size is known
+            right = [node for node in right if not _ends_with_its_input(node)]
         if [node.target for node in left] != [node.target for node in right]:
             raise CaptureError(f"the model runs other operations for another number of samples, {ONE_BATCH_ONLY}")
         for node, twin in zip(left, right, strict=True):
@@ -300,6 +302,17 @@ def _takes_all(node: fx.Node) -> bool:
         return False
     start, end, step = (*node.args[2:], *(None, None, None)[: 5 - len(node.args)])[:3]
     return start in (None, 0) and (end is None or (isinstance(end, int) and end >= sys.maxsize)) and step in (None, 1)
+
+
+def _ends_with_its_input(node: fx.Node) -> bool:
+    """Whether a slice ends where its input does, whatever the sizes are."""
+    if node.target is not torch.ops.aten.slice.Tensor or len(node.args) != 4 or node.args[2] not in (None, 0):
+        return False
+    value, dim, _, end = node.args
+    end = end.meta["val"] if isinstance(end, fx.Node) else end
+    size = value.meta["val"].shape[dim]  # type: ignore[union-attr]  # a slice is of a tensor, along a dim
+    both = [part.node.expr if isinstance(part, torch.SymInt) else part for part in (end, size)]
+    return bool(both[0] == both[1])
 
 
 def _pairs(own: Any, other: Any, path: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
