@@ -11,6 +11,7 @@ from torch import nn
 
 import recoup
 from recoup.errors import InputError
+from recoup.graph import capture
 from recoup.graph.expressions import NoExpressionError, evaluate, multiplied, shown, tree_of
 from recoup.graph.standalone import Standalone
 
@@ -93,6 +94,31 @@ def test_sizes_follow_the_input(name):
         x = torch.randn(shape)
         with torch.no_grad():
             torch.testing.assert_close(result.model(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Padded(nn.Module):
+    """Pads to a multiple and back, a few times over: a rounding within a rounding, and a module before each."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = nn.ModuleList(nn.ReLU() for _ in range(4))
+
+    def forward(self, y, _):
+        for step in self.steps:
+            y = F.max_pool2d(step(padded(y, None)), 3, 2, 1)
+        return y
+
+
+@pytest.mark.parametrize("most", ["MOST_OPERATIONS", "MOST_CONDITIONS"])
+def test_sizes_that_take_too_much_reasoning_are_fixed(monkeypatch, most):
+    monkeypatch.setattr(capture, most, 12)
+    model, result = pruned(Padded(), budget=WHOLE)
+    assert "serves calls with x.shape[1] == 3, x.shape[2] == 12, x.shape[3] == 12 only" in result.report.form
+    x = torch.randn(5, 3, 12, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(result.model(x), model(x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match=r"x.shape\[2\] == 12 only"):
+        result.model(torch.randn(5, 3, 20, 12))
 
 
 @pytest.mark.parametrize("name", ["instance norm", "len", "mean by hand"])

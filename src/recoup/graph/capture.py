@@ -23,6 +23,9 @@ from recoup.inputs.surroundings import as_the_caller
 # Relations between sizes beyond which they are not followed: most networks have some twenty, windows of windows
 # thousands, over which torch reasons for minutes.
 MOST_CONDITIONS = 200
+# The same of the operations in them: a rounding within a rounding, as windows of a fixed size ask for at every layer,
+# takes torch seconds each.
+MOST_OPERATIONS = 2000
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
@@ -95,8 +98,9 @@ def export(
         with exporting(), torch.no_grad(), as_the_caller():
             if follow is None:
                 return torch.export.export(twin, args, kwargs, strict=False)
+            limit = _Limit()
             for module in twin.modules():
-                module.register_forward_pre_hook(_limit_conditions)
+                module.register_forward_pre_hook(limit)
             with symbolic_len():
                 shapes = tree_map(follow, dict(signature(twin.forward).bind(*args, **kwargs).arguments))
                 return torch.export.export(twin, args, kwargs, dynamic_shapes=shapes, strict=False)
@@ -124,11 +128,22 @@ def module_path(node: fx.Node) -> str:
     return re.sub(r"@\d+", "", paths[-1]) if paths else ""  # a repeated call may carry its number
 
 
-def _limit_conditions(_: nn.Module, args: tuple[Any, ...]) -> None:
-    modes = (getattr(value, "fake_mode", None) for value in args)
-    environment = next((mode.shape_env for mode in modes if mode is not None), None)
-    if environment is not None and len(environment.guards) > MOST_CONDITIONS:
-        raise TooManyConditionsError
+@dataclass(slots=True)
+class _Limit:
+    """Ends a capture whose sizes take too much reasoning; asked before every module, by work and not by the clock."""
+
+    conditions: int = 0
+    operations: int = 0
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        modes = (getattr(value, "fake_mode", None) for value in args)
+        environment = next((mode.shape_env for mode in modes if mode is not None), None)
+        if environment is None:
+            return
+        self.operations += sum(int(guard.expr.count_ops()) for guard in environment.guards[self.conditions :])
+        self.conditions = len(environment.guards)
+        if self.conditions > MOST_CONDITIONS or self.operations > MOST_OPERATIONS:
+            raise TooManyConditionsError
 
 
 def _note(ran: set[str], name: str, *_: Any) -> None:
