@@ -138,11 +138,6 @@ def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
     return F.pad(images, (SHIFT,) * 4)[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
-def steps_in(images: Tensor, schedule: Schedule) -> int:
-    """The number of steps of a schedule."""
-    return schedule.epochs * max(1, len(images) // schedule.batch)
-
-
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Random numbers of the CPU that depend on the seed alone; the caller's go on as if nothing had been drawn."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 from benchmarks.baselines import count_macs
 from benchmarks.rivals import __main__ as command
-from benchmarks.rivals import amc, cac, channels, dcp, gal, metapruning, published, sfp, torch_pruning, training
+from benchmarks.rivals import amc, cac, channels, dcp, gal, metapruning, sfp, torch_pruning, training
 from benchmarks.rivals.channels import best_first, counts_by_score, counts_by_share, counts_by_weight, keep_first
 from benchmarks.rows import Store
 from torch import nn
@@ -117,17 +117,6 @@ def test_batch_statistics_leave_the_norms_as_they_were():
         assert not torch.allclose(model(5 * pictures() + 3), half_dead()(5 * pictures() + 3))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if "tracked" not in name)
     assert not any(module.training for module in model.modules()) and model[0][1].momentum == 0.1
-
-
-def test_published_figures_say_where_they_are_from():
-    for network, count in ((published.VGG16, 6), (published.RESNET50, 15)):
-        figures = published.figures(network)
-        assert len(figures) == count and [f.removed for f in figures] == sorted(f.removed for f in figures)
-        assert all("as quoted by Xie et al." in figure.source and figure.paper for figure in figures)
-        assert len(published.rows(network)) == count + 2
-    assert "| CAC | Chen et al. 2020, doi 10.1109/TNNLS.2020.2979517 | - | -0.43 | 51.0 |" in "\n".join(
-        published.rows(published.VGG16)
-    )
 
 
 def settings_said(words: str):
