@@ -45,7 +45,7 @@ IMAGES = 40_000
 SHORT = Schedule(epochs=3, rate=0.02, batch=64, augment=False)
 SMOKE: dict[str, dict[str, Any]] = {
     "dcp": {"images": 64},
-    "gal": {"sparsity": 0.3},
+    "gal": {"sparsity": 0.3, "mask_every": 5},
     "metapruning": {"hidden": 8, "generations": 4, "population": 8, "parents": 3, "judges": 0.2},
     "cac": {},
     "sfp": {},

@@ -110,10 +110,9 @@ def step(
     """Train on one batch with gates drawn at random, and see what they change."""
     drawn = keep & ~((torch.rand(len(keep)) < off) & subject.free)
     gate = drawn.to(batch.images.device, torch.float32).requires_grad_()
-    loss = F.cross_entropy(gated(subject, gate, batch.images), batch.labels)
-    descend(optimiser, lambda: loss, batch)
+    loss = descend(optimiser, lambda: F.cross_entropy(gated(subject, gate, batch.images), batch.labels), batch)
     assert gate.grad is not None
-    changes.add(gate.detach(), loss.detach(), gate.grad)
+    changes.add(gate.detach(), loss, gate.grad)
 
 
 def lowest_dropped(subject: Subject, score: Tensor, keep: Tensor) -> Tensor:

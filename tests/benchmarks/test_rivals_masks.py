@@ -6,7 +6,7 @@ import pytest
 import torch
 from benchmarks.rivals import cac, gal, sfp
 from benchmarks.rivals.channels import best_first, counts_by_share, gated, keep_first
-from benchmarks.rivals.training import Schedule
+from benchmarks.rivals.training import Batch, Schedule
 
 from tests.benchmarks.rival_networks import ALIVE, BRIEF, NONE, alive, half_dead, pictures, share_of_the_living, subject
 
@@ -40,7 +40,7 @@ def test_sfp_zeroes_the_smallest_norms():
 
 # Factors and weights trade scale, so the L1 weight has to be small against the data term for the living to survive.
 LEARNING = gal.Settings(
-    sparsity=0.1, data=2.0, masks=Schedule(175, 0.05, batch=32, decay=0.01, augment=False), tuning=NONE
+    sparsity=0.05, data=2.0, mask_every=2, masks=Schedule(60, 0.05, batch=32, decay=0.01, augment=False), tuning=NONE
 )
 
 
@@ -51,15 +51,36 @@ def test_the_masks_of_gal_come_to_zero_on_dead_channels():
         own = mask[group.channels]
         assert (own[~ALIVE] == 0).all()
         assert (own[ALIVE] > 0).sum() >= 3  # how many of the living depends on the L1 weight
-    assert (mask[~living.free] == 1).all()
+    assert (mask[~living.free] == 1).all() and mask.min() >= 0
 
 
 def test_gal_ends_once_what_is_not_zero_fits_the_budget():
     living, images, labels = subject()
     roomy = dataclasses.replace(living, allowed=2 * living.allowed + 1e9)
-    short = dataclasses.replace(LEARNING, masks=dataclasses.replace(LEARNING.masks, epochs=50))
+    short = dataclasses.replace(LEARNING, masks=dataclasses.replace(LEARNING.masks, epochs=20))
     shrunk, left = (gal.learnt_mask(asked, images, labels, short) for asked in (subject()[0], roomy))
     assert left[living.free].min() > shrunk[living.free].max()
+
+
+def test_the_mask_of_gal_steps_on_every_so_many_batches_on_the_gradient_of_that_batch(monkeypatch):
+    played, taken = [], []
+    play, step = gal.Contest.play, gal.Fista.step
+    monkeypatch.setattr(gal.Contest, "play", lambda *given: played.append(play(*given).clone()) or played[-1])
+    monkeypatch.setattr(gal.Fista, "step", lambda fista, *given: taken.append(given[0]) or step(fista, *given))
+    living, images, labels = subject()
+    often = dataclasses.replace(LEARNING, mask_every=2, masks=dataclasses.replace(LEARNING.masks, epochs=2))
+    gal.learnt_mask(living, images, labels, often)
+    assert len(played) == 6 and len(taken) == 3  # three batches in each of two epochs
+    assert all(torch.equal(a, b) for a, b in zip(taken, played[1::2], strict=True))
+
+
+def test_the_gradient_of_a_mask_is_that_of_one_batch():
+    living, images, labels = subject()
+    contest = gal.contest_of(living, images[:1], LEARNING)
+    mask = torch.full((living.structure.width,), 0.9).requires_grad_()
+    once, again = (contest.play(mask, Batch(images, labels, 0.0, False)).clone() for _ in range(2))
+    torch.testing.assert_close(again, once)
+    assert once[living.free].any()
 
 
 def test_gal_computes_what_the_masked_network_does():
@@ -72,16 +93,40 @@ def test_gal_computes_what_the_masked_network_does():
     assert (smaller[0][0].out_channels, smaller[1][0].out_channels) == (4, 4)
 
 
-def test_a_step_of_fista_is_a_soft_threshold():
-    start = torch.tensor([1.0, 0.05, -0.3, 1.0])
+def test_a_factor_counts_against_the_largest_of_its_group():
+    living, _, _ = subject()
+    mask = torch.ones(living.structure.width)
+    first, second = living.groups
+    mask[first.channels], mask[second.channels] = torch.linspace(0.01, 0.02, 8), torch.linspace(0, 10, 8)
+    score = gal.worth(living, mask)
+    torch.testing.assert_close(score[first.channels], torch.linspace(0.5, 1, 8, dtype=torch.float64))
+    torch.testing.assert_close(score[second.channels], torch.linspace(0, 1, 8, dtype=torch.float64))
+    mask[first.channels] = 0
+    assert score[first.start] > (nothing := gal.worth(living, mask)[first.channels])[ALIVE].min() > 0
+    assert (nothing[~ALIVE] == 0).all()  # among zeros the norms decide
+
+
+def test_the_losses_of_gal_are_those_of_its_formulas():
+    true, scores = torch.tensor([[1.0], [2.0]]), torch.tensor([[-3.0], [4.0]])
+    judge = torch.nn.Identity()  # a score is its own logit
+    right, wrong = -true.sigmoid().log().mean(), -(1 - scores.sigmoid()).log().mean()
+    deceiving = -scores.sigmoid().log().mean()
+    torch.testing.assert_close(gal.caught(judge, true, scores), right + wrong + deceiving)
+    torch.testing.assert_close(gal.deceived(judge, true, scores, 3.0), 1.5 * (16 + 4) / 2 + deceiving)
+
+
+def test_a_step_of_fista_is_a_threshold_and_never_falls_below_zero():
+    start = torch.tensor([1.0, 0.05, 0.3, 1.0])
     fista = gal.Fista(start, start.clone())
-    gradient, free = torch.tensor([1.0, 0.0, 0.0, 5.0]), torch.tensor([True, True, True, False])
+    gradient, free = torch.tensor([1.0, 0.0, 8.0, 5.0]), torch.tensor([True, True, True, False])
     fista.step(gradient, rate=0.1, sparsity=1.0, free=free)
-    torch.testing.assert_close(fista.value, torch.tensor([0.8, 0.0, -0.2, 1.0]))
+    torch.testing.assert_close(fista.value, torch.tensor([0.8, 0.0, 0.0, 1.0]))
     torch.testing.assert_close(fista.ahead.detach(), fista.value)  # the first step has no momentum
     fista.step(torch.zeros(4), rate=0.1, sparsity=1.0, free=free)
     factor = (1.618034 - 1) / ((1 + (1 + 4 * 1.618034**2) ** 0.5) / 2)
     torch.testing.assert_close(fista.ahead[0].detach(), torch.tensor(0.7 - 0.1 * factor))
+    fista.step(torch.tensor([5.0, 0.0, 0.0, 0.0]), rate=0.1, sparsity=1.0, free=free)
+    assert fista.value[0] > 0 and fista.ahead[0] == 0  # its momentum would carry it below
 
 
 @pytest.mark.parametrize("criterion", cac.CRITERIA)

@@ -5,32 +5,14 @@ import pytest
 import torch
 from benchmarks.baselines import count_macs
 from benchmarks.rivals import __main__ as command
-from benchmarks.rivals import amc, cac, channels, dcp, gal, metapruning, sfp, torch_pruning, training
+from benchmarks.rivals import cac, channels, metapruning, torch_pruning, training
 from benchmarks.rivals.channels import best_first, counts_by_score, counts_by_share, counts_by_weight, keep_first
 from benchmarks.rows import Store
-from torch import nn
 
 from recoup.channels.cost import cost
 from recoup.cli.importing import import_library
 from recoup.errors import BudgetError, ModelError, UsageError
-from tests import zoo
-from tests.benchmarks.rival_networks import BRIEF, half_dead, labelled, pictures, subject
-
-SMALL = {
-    "dcp": dcp.Settings(share=0.5, losses=1, images=8, training=BRIEF, tuning=BRIEF),
-    "gal": gal.Settings(share=0.5, masks=BRIEF, tuning=BRIEF),
-    "metapruning": metapruning.Settings(
-        share=0.5, hidden=4, generations=2, population=4, parents=2, generators=BRIEF, tuning=BRIEF
-    ),
-    "cac": cac.Settings(share=0.5, pruning=BRIEF, tuning=BRIEF),
-    "sfp": sfp.Settings(share=0.5, training=BRIEF),
-    "amc": amc.Settings(share=0.5, walks=4, random_walks=2, hidden=8, tuning=BRIEF),
-}
-
-
-def residual(width: int = 24) -> nn.Module:
-    with zoo.seeded(0):
-        return zoo.Residual(width).eval()
+from tests.benchmarks.rival_networks import SMALL, half_dead, labelled, pictures, residual, subject
 
 
 @pytest.mark.parametrize("name", SMALL)
