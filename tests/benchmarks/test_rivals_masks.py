@@ -1,13 +1,16 @@
 """SFP, GAL and CAC on a network half of whose channels are dead: exactly these have to go."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from benchmarks.rivals import cac, gal, sfp
 from benchmarks.rivals.channels import best_first, counts_by_share, gated, keep_first
 from benchmarks.rivals.training import Batch, Schedule
 
+from recoup.errors import UsageError
 from tests.benchmarks.rival_networks import ALIVE, BRIEF, NONE, alive, half_dead, pictures, share_of_the_living, subject
 
 
@@ -153,10 +156,63 @@ def test_the_change_is_the_difference_of_conditional_means():
     assert changes.estimate().tolist() == [(4 + 6) / 2 - (1 + 2) / 2, (2 + 6) / 2 - (1 + 4) / 2]
 
 
-def test_what_cac_has_dropped_stays_dropped():
+def test_a_gradient_of_cac_is_the_change_of_the_loss_along_the_gate():
+    living, images, labels = subject()
+    changes = cac.Changes(living.structure.width, "gradient", images.device)
+    keep, still = living.structure.keep_all(), torch.optim.SGD(living.model.parameters(), 0.0)
+    cac.step(living, still, Batch(images, labels, 0.0, False), changes, keep, off=0.0)
+
+    def loss(channel, factor):
+        gate = keep.float()
+        gate[channel] = factor
+        with torch.no_grad():
+            return F.cross_entropy(gated(living, gate, images), labels).double()
+
+    for channel in alive(living.structure).nonzero().flatten()[:6].tolist():
+        slope = (loss(channel, 0.98) - loss(channel, 1.02)) / 0.04
+        torch.testing.assert_close(changes.estimate()[channel], slope, rtol=0.02, atol=2e-4)
+
+
+def test_cac_drops_the_channels_of_the_lowest_change_epoch_by_epoch(monkeypatch):
+    living, images, labels = subject()
+    share, kept = share_of_the_living(half_dead(), images), []
+    lowest = cac.lowest_dropped
+    monkeypatch.setattr(cac.Changes, "estimate", lambda changes: alive(living.structure).double())
+    monkeypatch.setattr(cac, "lowest_dropped", lambda *given: kept.append(lowest(*given)) or kept[-1])
+    settings = cac.Settings(share=share, pruning=dataclasses.replace(BRIEF, epochs=3), tuning=NONE)
+    assert torch.equal(cac.gradually_pruned(living, images, labels, settings), alive(living.structure))
+    assert int(kept[0].sum()) > int(kept[1].sum()) > int(kept[2].sum())  # in a line, not at once
+
+
+def test_what_cac_has_dropped_stays_dropped_while_the_budget_falls():
+    living, _, _ = subject()
+    keep, draw = living.structure.keep_all(), torch.Generator().manual_seed(0)
+    full = 2 * living.allowed / share_of_the_living(half_dead(), pictures())
+    masks = [keep]
+    for allowed in torch.linspace(full / 2, living.allowed / 2, 12).tolist():
+        score = torch.rand(living.structure.width, generator=draw).double()  # another opinion every time
+        masks.append(cac.lowest_dropped(dataclasses.replace(living, allowed=allowed), score, masks[-1]))
+    assert all(not (after & ~before).any() for before, after in itertools.pairwise(masks))
+    assert int(masks[-1].sum()) < int(keep.sum()) - 8
+
+
+def test_what_cac_has_dropped_does_not_fill_up_the_room_that_others_leave():
     living, _, _ = subject()
     orders = best_first(living.structure, torch.arange(living.structure.width).float())
-    dropped = keep_first(living.structure, orders, {"0.0": 4, "1.0": 4})
+    dropped = keep_first(living.structure, orders, {"0.0": 2, "1.0": 2})
     score = -torch.arange(living.structure.width).double()  # now the others would be better
-    keep = cac.lowest_dropped(living, score, dropped)
-    assert not (keep & ~dropped).any()
+    assert torch.equal(cac.lowest_dropped(living, score, dropped), dropped)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: cac.Settings(pruning=NONE), "pruning.epochs"),
+        (lambda: gal.Settings(masks=NONE), "masks.epochs"),
+        (lambda: gal.Settings(mask_every=0), "mask_every"),
+        (lambda: sfp.Settings(training=NONE), "training.epochs"),
+    ],
+)
+def test_a_setting_that_would_switch_a_recipe_off_is_refused(make, name):
+    with pytest.raises(UsageError, match=f"{name} must be a whole number of at least 1, got 0"):
+        make()
