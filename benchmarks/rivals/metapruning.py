@@ -18,6 +18,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -193,7 +194,7 @@ def bred(
 
     if len(parents) > 1:
         add(lambda: mutant(draw.choice(parents), draw, settings.mutation), settings.population // 2)
-        add(lambda: crossing(*draw.sample(parents, 2), draw), settings.population)
+        add(partial(crossing_of, parents, draw), settings.population)
     add(lambda: random_gene(subject, draw), settings.population)
     return fresh
 
@@ -215,6 +216,12 @@ def mutant(gene: Gene, draw: random.Random, probability: float) -> dict[str, flo
 def crossing(one: Gene, other: Gene, draw: random.Random) -> dict[str, float]:
     """A gene with each share from either of two."""
     return {name: draw.choice((share, other[name])) for name, share in one.items()}
+
+
+def crossing_of(genes: Sequence[Gene], draw: random.Random) -> dict[str, float]:
+    """A crossing of two different ones of `genes`."""
+    one, other = draw.sample(genes, 2)
+    return crossing(one, other, draw)
 
 
 def reset(model: nn.Module, seed: int) -> None:

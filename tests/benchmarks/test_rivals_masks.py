@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.rivals import cac, gal, sfp
+from benchmarks.rivals import cac, dcp, gal, sfp
 from benchmarks.rivals.channels import best_first, counts_by_share, gated, keep_first
 from benchmarks.rivals.training import Batch, Schedule
 
@@ -211,6 +211,7 @@ def test_what_cac_has_dropped_does_not_fill_up_the_room_that_others_leave():
         (lambda: gal.Settings(masks=NONE), "masks.epochs"),
         (lambda: gal.Settings(mask_every=0), "mask_every"),
         (lambda: sfp.Settings(training=NONE), "training.epochs"),
+        (lambda: dcp.Settings(training=NONE), "training.epochs"),
     ],
 )
 def test_a_setting_that_would_switch_a_recipe_off_is_refused(make, name):

@@ -6,14 +6,24 @@ import random
 
 import pytest
 import torch
-from benchmarks.rivals import amc, dcp, metapruning
+from benchmarks.rivals import amc, dcp, metapruning, sfp
 from benchmarks.rivals.channels import best_first, subject_of
 from torch import nn
 
 from recoup.channels.cost_model import macs_model
 from recoup.errors import BudgetError, UsageError
 from tests import zoo
-from tests.benchmarks.rival_networks import ALIVE, BRIEF, NONE, alive, half_dead, labelled, pictures, subject
+from tests.benchmarks.rival_networks import (
+    ALIVE,
+    BRIEF,
+    NONE,
+    alive,
+    half_dead,
+    labelled,
+    pictures,
+    share_of_the_living,
+    subject,
+)
 
 
 def choice_of(living, images, labels, settings):
@@ -29,25 +39,80 @@ def test_dcp_chooses_the_informative_channels(discrimination):
     assert torch.equal(dcp.chosen(choice), alive(living.structure))
 
 
-def test_dcp_begins_with_the_channel_of_the_largest_gradient():
-    living, images, labels = subject()
-    settings = dcp.Settings(losses=0, images=len(images), training=NONE)
-    choice = choice_of(living, images, labels, settings)
-    group = living.groups[-1]
+def gradient_of(living, images, labels, weight, discrimination):
+    """The gradient of reconstruction and cross-entropy by the head's weight, by hand."""
     head = living.model[4]
     features = living.model[:4](images).detach()
-    weight = torch.zeros_like(head.weight).requires_grad_()
-    scores = features @ weight.T + head.bias.detach()
+    leaf = weight.clone().requires_grad_()
+    scores = features @ leaf.T + head.bias.detach()
     aims = features @ head.weight.detach().T + head.bias.detach()
-    loss = nn.functional.cross_entropy(scores, labels) + (scores - aims).square().mean()
-    (gradient,) = torch.autograd.grad(loss, weight)
-    keep = dcp.chosen_of(choice, group, 1, None, torch.Generator().manual_seed(0))
-    assert keep.nonzero().flatten().tolist() == [int(gradient.norm(dim=0).argmax())]
+    loss = discrimination * nn.functional.cross_entropy(scores, labels) + (scores - aims).square().mean()
+    return torch.autograd.grad(loss, leaf)[0]
+
+
+@pytest.mark.parametrize("discrimination", [0.0, 100.0])
+def test_dcp_begins_with_the_channel_of_the_largest_gradient_and_moves_what_it_chose(discrimination):
+    living, images, _ = subject()
+    labels = torch.arange(len(images)) % 4  # on labels of its own the two losses point to the same channel
+    settings = dcp.Settings(losses=0, discrimination=discrimination, images=len(images), rate=0.01, training=NONE)
+    choice = choice_of(living, images, labels, settings)
+    group, old = living.groups[-1], living.model[4].weight.detach().clone()
+    empty = gradient_of(living, images, labels, torch.zeros_like(old), discrimination)
+    first = int(empty.norm(dim=0).argmax())
+    one = torch.zeros_like(old)
+    one[:, first] = old[:, first]
+    gradient = gradient_of(living, images, labels, one, discrimination)
+    second = int(gradient.norm(dim=0).scatter(0, torch.tensor([first]), -1.0).argmax())
+    keep = dcp.chosen_of(choice, group, 2, None, torch.Generator().manual_seed(0))
+    assert sorted(keep.nonzero().flatten().tolist()) == sorted([first, second])
+    expected = torch.zeros_like(old)
+    expected[:, first] = old[:, first] - 0.01 * gradient[:, first]
+    expected[:, second] = old[:, second]  # what is new has its old weights
+    torch.testing.assert_close(living.model[4].weight.detach(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_additional_losses_learn_and_are_part_of_a_choice():
+    living, images, labels = subject()
+    with torch.no_grad():
+        fresh, learnt = (
+            float(dcp_loss(*subject(), dataclasses.replace(BRIEF, epochs=epochs, rate=0.1))) for epochs in (1, 10)
+        )
+    assert learnt < 0.8 * fresh
+    settings = dcp.Settings(losses=1, images=len(images), training=BRIEF)
+    (name,) = (losses := dcp.trained_losses(living, images, labels, settings))
+    choice = dcp.Choice(living, copy.deepcopy(living.model), losses, images, labels, settings)
+    readers = living.readers_of(living.groups[0])
+    weights = {reader.weight: living.model.get_parameter(reader.weight).detach() for reader in readers}
+    found = dcp._gradients(choice, readers, weights, name, torch.arange(len(images)))
+    assert all(value.any() for value in found.values())  # the reconstruction is perfect: all comes from the loss
+
+
+def dcp_loss(living, images, labels, schedule):
+    """What an additional loss comes to on the images after a training."""
+    losses = dcp.trained_losses(living, images, labels, dcp.Settings(losses=1, training=schedule))
+    with dcp.recorded(living.model, list(losses)) as seen:
+        living.model(images)
+    return sum(head(seen[name], labels) for name, head in losses.items())
+
+
+@pytest.mark.parametrize("name", ["sfp", "dcp"])
+def test_the_whole_recipe_cuts_the_dead_and_nothing_else(name, monkeypatch):
+    model, images = half_dead(), pictures()
+    recipe, masks = {"sfp": sfp, "dcp": dcp}[name], []
+    cut = recipe.cut
+    monkeypatch.setattr(recipe, "cut", lambda living, keep: masks.append(keep) or cut(living, keep))
+    settings = recipe.Settings(share=share_of_the_living(model, images), training=BRIEF, tuning=NONE)
+    smaller, _ = recipe.prune(model, images, labelled(model, images), settings)
+    assert torch.equal(masks[0], alive(subject()[0].structure))
+    if name == "sfp":  # its batch norms know the network that is left
+        made = smaller[0][0](images).detach().transpose(0, 1).flatten(1)
+        torch.testing.assert_close(smaller[0][1].running_mean, made.mean(1), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(smaller[0][1].running_var, made.var(1), rtol=1e-2, atol=1e-4)
 
 
 def test_dcp_leaves_nothing_of_what_was_not_chosen_and_removes_its_hooks():
     living, images, labels = subject()
-    settings = dcp.Settings(losses=1, images=64, training=NONE)
+    settings = dcp.Settings(losses=1, images=64, training=BRIEF)
     keep = dcp.chosen(choice_of(living, images, labels, settings))
     readers = (living.model[1][0].weight, living.model[4].weight)
     for group, weight in zip(living.groups, readers, strict=True):
