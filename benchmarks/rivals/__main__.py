@@ -29,6 +29,7 @@ from benchmarks.rows import Case, Outcome, Row, Store
 from recoup.cli.data import open_data
 from recoup.cli.models import open_model
 from recoup.cli.models.digits import digits_resnet, train_digits
+from recoup.errors import RecoupError, UsageError
 
 RECIPES: dict[str, Any] = {
     "dcp": dcp,
@@ -45,7 +46,7 @@ IMAGES = 40_000
 SHORT = Schedule(epochs=3, rate=0.02, batch=64, augment=False)
 SMOKE: dict[str, dict[str, Any]] = {
     "dcp": {"images": 64},
-    "gal": {"sparsity": 0.3},
+    "gal": {"sparsity": 0.3, "mask_every": 5},
     "metapruning": {"hidden": 8, "generations": 4, "population": 8, "parents": 3, "judges": 0.2},
     "cac": {},
     "sfp": {},
@@ -89,7 +90,7 @@ def common(options: argparse.Namespace) -> dict[str, Any]:
 def settings_of(options: argparse.Namespace) -> Any:
     """The settings of the recipe with all that was said; the seed goes to every schedule."""
     usual = RECIPES[options.name].Settings(share=options.share)
-    said = dict(pair.split("=", 1) for pair in options.set)
+    said = said_of(options)
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(usual):
         value = getattr(usual, field.name)
@@ -99,11 +100,39 @@ def settings_of(options: argparse.Namespace) -> Any:
                 value, seed=options.seed, epochs=value.epochs if epochs is None else epochs
             )
         elif field.name in said:
-            word = said.pop(field.name)
-            changes[field.name] = word == "True" if isinstance(value, bool) else type(value)(word)
+            changes[field.name] = understood(field.name, said.pop(field.name), type(value))
     if said:
-        raise SystemExit(f"{options.name} has no settings {', '.join(said)}: see benchmarks/rivals/{options.name}.py")
+        raise UsageError(f"{options.name} has no settings {', '.join(said)}: see benchmarks/rivals/{options.name}.py")
     return dataclasses.replace(usual, **changes)
+
+
+def said_of(options: argparse.Namespace) -> dict[str, str]:
+    """The words after `--set` by name.
+
+    Raises:
+        UsageError: a word has no value, or says what an option of its own does.
+    """
+    pairs = [pair.partition("=") for pair in options.set]
+    for name, equals, _ in pairs:
+        if not equals:
+            raise UsageError(f"--set {name} says no value. Give --set {name}=VALUE.")
+        if name == "share":
+            raise UsageError("--set share=... would be filed under another share. Give --share.")
+    return {name: word for name, _, word in pairs}
+
+
+def understood(name: str, word: str, kind: type[Any]) -> Any:
+    """The value of a setting, of that kind, that a word says.
+
+    Raises:
+        UsageError: the word says none.
+    """
+    flags = {"true": True, "false": False}
+    try:
+        return flags[word.lower()] if kind is bool else kind(word)
+    except (KeyError, ValueError):
+        expected = "true or false" if kind is bool else {int: "a whole number", float: "a number"}[kind]
+        raise UsageError(f"--set {name}={word}: {name} must be {expected}.") from None
 
 
 def smoke(share: float) -> dict[str, dict[str, float]]:
@@ -154,6 +183,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         if options.name is None:
             parser.error(f"which recipe? One of {', '.join(RECIPES)}, or --smoke")
         networks.check_places(parser, options)
+        try:
+            settings_of(options)
+        except RecoupError as error:
+            parser.error(str(error))
     return options
 
 

@@ -7,12 +7,14 @@ all steps of a walk is the accuracy of the network that results, less a moving a
     critic: (Q(s, a) - (r - b + gamma Q'(s', mu'(s'))))^2,   actor: -Q(s, mu(s)).
 
 Actions are drawn from a normal distribution about the actor's, cut off at the ends. Channels are those with the largest
-L1 norms of the weights that read them. At last the network of the best walk is fine-tuned.
+L1 norms of the weights that read them. At last the network of the best walk is fine-tuned. A state is the place of the
+group, its width and cost, what is gone, what the groups to come take part in, and the last action.
 
 From the authors' code: at least 20 % of a group, hidden layers of 300, rates 1e-4 (actor) and 1e-3 (critic), gamma = 1,
-batches of 64, a memory of 100 walks, tau = 0.01, noise 0.5 falling by 0.95 a walk, 100 walks at random. The paper has
-300 walks more. Ours: no least-squares reconstruction of the layers before the accuracy is taken; instead batch norms
-use the statistics of the batch. Rates and epochs of the fine-tuning are ours.
+batches of 64, a memory of 100 walks, tau = 0.01, noise 0.5 falling by 0.95 a walk, 100 walks of uniform actions. The
+paper has 300 walks more. Ours: states have no kernel, stride and side, and costs and widths are shares, not scaled
+between the least and the largest; no least-squares reconstruction of the layers before the accuracy is taken; instead
+batch norms use the statistics of the batch. Rates and epochs of the fine-tuning are ours.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +48,8 @@ from benchmarks.rivals.channels import (
 from benchmarks.rivals.training import Schedule, batch_statistics, finetuned, held_out, right, seeded
 from recoup.channels.cost_model import CostModel, macs_model
 from recoup.channels.groups import Group
+from recoup.config import require_whole
+from recoup.errors import BudgetError, UsageError
 
 # Of the moving average that rewards are compared with: what the newest counts for.
 NEWEST = 0.05
@@ -74,6 +79,14 @@ class Settings:
     judges: float = 0.125
     tuning: Schedule = TUNING
 
+    def __post_init__(self) -> None:
+        require_whole("random_walks", self.random_walks, least=0)
+        if self.walks <= self.random_walks:
+            raise UsageError(
+                f"walks={self.walks} end before the agent learns: random_walks={self.random_walks} come first. "
+                "Give more walks, or fewer at random."
+            )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transition:
@@ -97,15 +110,15 @@ class Walk:
     last: float = 1.0
 
     def state(self, number: int) -> Tensor:
-        """What the agent sees before group `number`: place, width, cost, what is gone and left, the last action."""
+        """What the agent sees before group `number`: place, width, cost, what is gone and to come, the last action."""
         groups, whole = self.subject.groups, {group.name: group.width for group in self.subject.groups}
-        total = self.cost.total(whole)
-        group = groups[min(number, len(groups) - 1)]
+        total, group = self.cost.total(whole), groups[number]
         own = float(self.cost.along(group.name, whole)[-1]) / total
         decided = {**whole, **{g.name: self.counts[g.name] for g in groups[:number]}}
-        gone = 1 - self.cost.total(decided) / total
+        left = self.cost.total(decided)
+        ahead = left - self.cost.total({**decided, **{g.name: 0 for g in groups[number + 1 :]}})
         width = group.width / max(g.width for g in groups)
-        return torch.tensor([number / len(groups), width, own, gone, 1 - gone, self.last])
+        return torch.tensor([number / len(groups), width, own, 1 - left / total, ahead / total, self.last])
 
     def decide(self, group: Group, action: float) -> None:
         """Keep that share of a group, or as much as leaves room for the least of all groups to come."""
@@ -138,6 +151,10 @@ class Agent:
             mean = float(self.actor(state))
         low = self._settings.least
         return truncated_normal(low + (1 - low) * mean, noise, low, 1.0, self._draw)
+
+    def random_action(self) -> float:
+        """A share to keep that depends on nothing, each between the least one and 1 as likely as any other."""
+        return self._draw.uniform(self._settings.least, 1.0)
 
     def learn(self, baseline: float) -> None:
         """One step of critic and actor on a batch from the memory."""
@@ -189,7 +206,8 @@ def searched(subject: Subject, reward: Callable[[Counts], float], settings: Sett
         agent = Agent(len(subject.groups), settings)
         for number in range(settings.walks):
             noise = settings.noise * settings.decay ** max(0, number - settings.random_walks)
-            walk, steps = walked(subject, cost, agent, noise, settings)
+            act = partial(agent.action, noise=noise) if number >= settings.random_walks else None
+            walk, steps = walked(start(subject, cost, settings), act or (lambda _: agent.random_action()))
             found = reward(walk.counts)
             baseline = found if number == 0 else (1 - NEWEST) * baseline + NEWEST * found
             if found > best_reward:
@@ -203,24 +221,28 @@ def searched(subject: Subject, reward: Callable[[Counts], float], settings: Sett
     return filled(subject, cost, best, sorted(best, key=lambda name: best[name]))
 
 
-def walked(
-    subject: Subject, cost: CostModel, agent: Agent, noise: float, settings: Settings
-) -> tuple[Walk, list[tuple[Tensor, Tensor]]]:
+def walked(walk: Walk, act: Callable[[Tensor], float]) -> tuple[Walk, list[tuple[Tensor, Tensor]]]:
     """A walk through all groups, and the states and actions along it; actions are those that were allowed."""
-    walk, steps = start(subject, cost, settings), []
-    for number, group in enumerate(subject.groups):
+    steps = []
+    for number, group in enumerate(walk.subject.groups):
         state = walk.state(number)
-        walk.decide(group, agent.action(state, noise))
+        walk.decide(group, act(state))
         steps.append((state, torch.tensor([walk.last])))
     return walk, steps
 
 
 def start(subject: Subject, cost: CostModel, settings: Settings) -> Walk:
-    """A walk that has decided nothing: all groups at the least share, or at less where that is too much."""
+    """A walk that has decided nothing: all groups at the least share, or at less where that is too much.
+
+    Raises:
+        BudgetError: not even the fewest channels of all groups fit.
+    """
     floor = least_counts(subject.structure)
     least = {g.name: max(floor[g.name], math.floor(settings.least * g.width)) for g in subject.groups}
     while cost.total(least) > subject.allowed and least != floor:
         least = {name: max(floor[name], count - 1) for name, count in least.items()}
+    if cost.total(least) > subject.allowed:
+        raise BudgetError(f"one channel of every group costs more than share={settings.share} allows. Keep more.")
     return Walk(subject, cost, least, dict(least))
 
 

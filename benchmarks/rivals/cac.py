@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from benchmarks.machine import timed
 from benchmarks.rivals.channels import Pruned, Subject, best_first, counts_by_score, cut, gated, keep_first, subject_of
 from benchmarks.rivals.training import Batch, Schedule, batches, descend, finetuned, seeded, sgd
+from recoup.config import require_whole
 from recoup.errors import UsageError
 
 CRITERIA = ("sampled", "gradient")
@@ -49,6 +50,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.criterion not in CRITERIA:
             raise UsageError(f"criterion='{self.criterion}' is not known. Take one of {', '.join(CRITERIA)}.")
+        require_whole("pruning.epochs", self.pruning.epochs)
 
 
 class Changes:
@@ -110,13 +112,13 @@ def step(
     """Train on one batch with gates drawn at random, and see what they change."""
     drawn = keep & ~((torch.rand(len(keep)) < off) & subject.free)
     gate = drawn.to(batch.images.device, torch.float32).requires_grad_()
-    loss = F.cross_entropy(gated(subject, gate, batch.images), batch.labels)
-    descend(optimiser, lambda: loss, batch)
+    loss = descend(optimiser, lambda: F.cross_entropy(gated(subject, gate, batch.images), batch.labels), batch)
     assert gate.grad is not None
-    changes.add(gate.detach(), loss.detach(), gate.grad)
+    changes.add(gate.detach(), loss, gate.grad)
 
 
 def lowest_dropped(subject: Subject, score: Tensor, keep: Tensor) -> Tensor:
-    """The mask within the budget that drops the lowest scores; what was dropped before goes first."""
+    """The mask within the budget that drops the lowest scores; what was dropped before stays dropped."""
     last = torch.where(keep, score.cpu(), score.min().cpu() - 1)
-    return keep_first(subject.structure, best_first(subject.structure, last), counts_by_score(subject, last))
+    most = {group.name: int(keep[group.channels].sum()) for group in subject.groups}
+    return keep_first(subject.structure, best_first(subject.structure, last), counts_by_score(subject, last, most))

@@ -163,17 +163,18 @@ def counts_by_share(subject: Subject, score: Tensor) -> dict[str, int]:
     return _largest(subject, score, counts)
 
 
-def counts_by_score(subject: Subject, score: Tensor) -> dict[str, int]:
-    """Counts within the budget that drop the channels of the lowest scores, whatever group they are in."""
+def counts_by_score(subject: Subject, score: Tensor, most: Counts | None = None) -> dict[str, int]:
+    """Counts within the budget, and within `most`, that drop the channels of the lowest scores, of whatever group."""
     orders, least = best_first(subject.structure, score), least_counts(subject.structure)
+    most = _widths(subject) if most is None else most
     ranks = score.cpu().double().where(subject.free, torch.inf).argsort(stable=True).argsort()
     free = int(subject.free.sum())
 
     def counts(share: float) -> dict[str, int]:
         kept = ranks >= math.floor((1 - share) * free)
-        return {name: max(least[name], int(kept[order].sum())) for name, order in orders.items()}
+        return {name: min(most[name], max(least[name], int(kept[order].sum()))) for name, order in orders.items()}
 
-    return _largest(subject, score, counts)
+    return _largest(subject, score, counts, most)
 
 
 def counts_by_weight(subject: Subject, weights: Mapping[str, float]) -> dict[str, int]:
@@ -188,24 +189,32 @@ def counts_by_weight(subject: Subject, weights: Mapping[str, float]) -> dict[str
     return _largest(subject, torch.zeros(subject.structure.width), counts)
 
 
-def _largest(subject: Subject, score: Tensor, counts: Callable[[float], dict[str, int]]) -> dict[str, int]:
+def _largest(
+    subject: Subject, score: Tensor, counts: Callable[[float], dict[str, int]], most: Counts | None = None
+) -> dict[str, int]:
     cost = macs_model(subject.structure, best_first(subject.structure, score))
     best = counts(largest_share(lambda share: cost.total(counts(share)) <= subject.allowed))
     by_share = sorted(subject.groups, key=lambda group: best[group.name] / group.width)
-    return filled(subject, cost, best, [group.name for group in by_share])
+    return filled(subject, cost, best, [group.name for group in by_share], most)
 
 
-def filled(subject: Subject, cost: CostModel, counts: Counts, groups: Sequence[str]) -> dict[str, int]:
-    """`counts` with single channels put back, group after group, as long as they fit the budget."""
-    found, widths = dict(counts), {group.name: group.width for group in subject.groups}
+def filled(
+    subject: Subject, cost: CostModel, counts: Counts, groups: Sequence[str], most: Counts | None = None
+) -> dict[str, int]:
+    """`counts` with single channels put back, group after group, as long as they fit the budget, and `most` if any."""
+    found, most = dict(counts), _widths(subject) if most is None else most
     grew = True
     while grew:
         grew = False
         for name in groups:
             wider = {**found, name: found[name] + 1}
-            if wider[name] <= widths[name] and cost.total(wider) <= subject.allowed:
+            if wider[name] <= most[name] and cost.total(wider) <= subject.allowed:
                 found, grew = wider, True
     return found
+
+
+def _widths(subject: Subject) -> dict[str, int]:
+    return {group.name: group.width for group in subject.groups}
 
 
 def cut(subject: Subject, keep: Tensor) -> nn.Module:

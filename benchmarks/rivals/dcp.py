@@ -33,6 +33,7 @@ from benchmarks.machine import timed
 from benchmarks.rivals.channels import Pruned, Reader, Subject, called, column_sums, counts_by_share, cut, subject_of
 from benchmarks.rivals.training import Schedule, finetuned, minimise, seeded
 from recoup.channels.groups import Group
+from recoup.config import require_whole
 
 # The published schedules, or ours where the docstring says so.
 TRAINING = Schedule(epochs=100, rate=0.1, decay=1e-4)
@@ -50,6 +51,10 @@ class Settings:
     rate: float = 0.01
     training: Schedule = TRAINING
     tuning: Schedule = TUNING
+
+    def __post_init__(self) -> None:
+        if self.losses:  # heads that have learnt nothing would choose
+            require_whole("training.epochs", self.training.epochs)
 
 
 class AdditionalLoss(nn.Module):

@@ -8,15 +8,18 @@ the best are kept, mutated and crossed. The winner's network is trained from scr
 From the authors' code, made for ImageNet: 31 widths from 10 % to 100 %, 32 hidden units, 20 generations of 50, half of
 them mutants (each width with probability 0.1) and half crossings of the best 10, 32 epochs for the generators. The
 epochs of the last training are ours, as usual for CIFAR. Ours too: candidates are not rejected but scaled to the
-budget; batch norms use the statistics of the images they are judged on.
+budget, and drawn again, ten times at most, where these widths are known; batch norms use the statistics of the images
+they are judged on.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -36,11 +39,29 @@ from benchmarks.rivals.channels import (
     subject_of,
 )
 from benchmarks.rivals.training import Schedule, batch_statistics, finetuned, held_out, minimise, right, seeded
+from recoup.config import require_whole
 
 WIDTHS = tuple(0.1 + 0.03 * step for step in range(31))
 # The published schedules, or ours where the docstring says so.
 GENERATORS = Schedule(epochs=32, rate=0.1, decay=1e-4)
 TUNING = Schedule(epochs=200, rate=0.1)
+
+
+# Draws for each candidate that is to be new.
+TRIES = 10
+
+Gene: TypeAlias = Mapping[str, float]
+"""The share of every group, up to a common factor that the budget decides."""
+Key: TypeAlias = tuple[int, ...]
+"""The widths of all groups in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Widths and how good they are."""
+
+    counts: Counts
+    fitness: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +78,11 @@ class Settings:
     from_scratch: bool = True
     generators: Schedule = GENERATORS
     tuning: Schedule = TUNING
+
+    def __post_init__(self) -> None:
+        for name, least in (("generations", 1), ("population", 2), ("parents", 2)):
+            require_whole(name, getattr(self, name), least)
+        require_whole("generators.epochs", self.generators.epochs)
 
 
 class Generator(nn.Module):
@@ -145,21 +171,36 @@ def trained_maker(subject: Subject, images: Tensor, labels: Tensor, settings: Se
 
 
 def evolved(subject: Subject, fitness: Callable[[Counts], float], settings: Settings) -> dict[str, int]:
-    """The fittest widths that an evolution finds; all candidates are within the budget."""
-    draw = random.Random(settings.generators.seed)
-    genes = [random_gene(subject, draw) for _ in range(settings.population)]
-    known: dict[tuple[int, ...], tuple[float, dict[str, int]]] = {}
+    """The fittest widths that an evolution finds; all candidates are within the budget, and none is asked twice."""
+    draw, known = random.Random(settings.generators.seed), dict[Key, Candidate]()
     for _ in range(settings.generations):
-        for counts in (counts_by_weight(subject, gene) for gene in genes):
-            key = tuple(counts.values())
-            if key not in known:
-                known[key] = (fitness(counts), counts)
-        best = sorted(known.values(), key=lambda pair: -pair[0])[: settings.parents]
-        parents = [_shares(subject, counts) for _, counts in best]
-        half = settings.population // 2
-        genes = [mutant(draw.choice(parents), draw, settings.mutation) for _ in range(half)]
-        genes += [crossing(draw.choice(parents), draw.choice(parents), draw) for _ in range(half)]
-    return best[0][1]
+        parents = [_shares(subject, found.counts) for found in _fittest(known, settings.parents)]
+        for key, counts in bred(subject, parents, known, settings, draw).items():
+            known[key] = Candidate(counts, fitness(counts))
+    return dict(_fittest(known, 1)[0].counts)
+
+
+def bred(
+    subject: Subject, parents: Sequence[Gene], known: Collection[Key], settings: Settings, draw: random.Random
+) -> dict[Key, dict[str, int]]:
+    """Widths that are not known yet: half mutants, half crossings, random ones where these give nothing new."""
+    fresh: dict[Key, dict[str, int]] = {}
+
+    def add(make: Callable[[], Gene], upto: int) -> None:
+        for _ in range(TRIES * (upto - len(fresh))):
+            if len(fresh) < upto:
+                counts = counts_by_weight(subject, make())
+                fresh.update({} if (key := tuple(counts.values())) in known else {key: counts})
+
+    if len(parents) > 1:
+        add(lambda: mutant(draw.choice(parents), draw, settings.mutation), settings.population // 2)
+        add(partial(crossing_of, parents, draw), settings.population)
+    add(lambda: random_gene(subject, draw), settings.population)
+    return fresh
+
+
+def _fittest(known: Mapping[Key, Candidate], count: int) -> list[Candidate]:
+    return sorted(known.values(), key=lambda found: -found.fitness)[:count]
 
 
 def random_gene(subject: Subject, draw: random.Random) -> dict[str, float]:
@@ -167,14 +208,20 @@ def random_gene(subject: Subject, draw: random.Random) -> dict[str, float]:
     return {group.name: draw.choice(WIDTHS) for group in subject.groups}
 
 
-def mutant(gene: Mapping[str, float], draw: random.Random, probability: float) -> dict[str, float]:
+def mutant(gene: Gene, draw: random.Random, probability: float) -> dict[str, float]:
     """A gene some of whose shares are drawn again."""
     return {name: draw.choice(WIDTHS) if draw.random() < probability else share for name, share in gene.items()}
 
 
-def crossing(one: Mapping[str, float], other: Mapping[str, float], draw: random.Random) -> dict[str, float]:
+def crossing(one: Gene, other: Gene, draw: random.Random) -> dict[str, float]:
     """A gene with each share from either of two."""
     return {name: draw.choice((share, other[name])) for name, share in one.items()}
+
+
+def crossing_of(genes: Sequence[Gene], draw: random.Random) -> dict[str, float]:
+    """A crossing of two different ones of `genes`."""
+    one, other = draw.sample(genes, 2)
+    return crossing(one, other, draw)
 
 
 def reset(model: nn.Module, seed: int) -> None:

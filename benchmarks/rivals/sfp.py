@@ -22,6 +22,7 @@ from benchmarks.baselines import filter_norms, is_ordinary, reestimated
 from benchmarks.machine import timed
 from benchmarks.rivals.channels import Pruned, Subject, best_first, counts_by_share, cut, keep_first, subject_of
 from benchmarks.rivals.training import Schedule, finetuned, minimise
+from recoup.config import require_whole
 
 # Images per batch on which batch norms are estimated again.
 ESTIMATION_BATCH = 1000
@@ -37,6 +38,9 @@ class Settings:
     share: float = 0.5
     training: Schedule = TRAINING
     tuning: Schedule = TUNING
+
+    def __post_init__(self) -> None:
+        require_whole("training.epochs", self.training.epochs)
 
 
 def prune(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings) -> Pruned:

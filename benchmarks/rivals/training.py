@@ -1,6 +1,7 @@
-"""The one loop that all rivals train with: SGD with momentum, a cosine schedule, shifted and flipped images.
+"""How all rivals train: SGD with momentum, a cosine schedule, images shifted by up to 1/8 of their sides and flipped.
 
-`finetuned` is the seam: what retrains a network after the cut. The other functions serve the recipes' own objectives.
+`finetuned` is the seam: what retrains a network after the cut, by `recoup.finetune`. The recipes' own objectives have a
+loop of their own, `batches` and `descend`. Schedule, augmentation and precision are the same in both.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import recoup
 from benchmarks.train import Shuffled
+from recoup.inputs.augment import varied
+from recoup.inputs.batches import Inputs
 
-# Pixels by which an image is shifted at most, as is usual for CIFAR.
-SHIFT = 4
 # The part of the steps over which the learning rate rises.
 WARM_UP = 0.05
 
@@ -31,7 +31,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How to train: `rate` is the highest one; `augment` shifts by up to four pixels and flips, as usual for CIFAR."""
+    """How to train: `rate` is the highest one; `augment` shifts by up to 1/8 (four pixels of CIFAR) and flips."""
 
     epochs: int
     rate: float
@@ -58,7 +58,7 @@ def finetuned(model: nn.Module, images: Tensor, labels: Tensor, schedule: Schedu
         rate=schedule.rate,
         momentum=schedule.momentum,
         decay=schedule.decay,
-        precision="bfloat16" if images.is_cuda else "float32",
+        precision="bfloat16" if is_narrow(images.device) else "float32",
         augment="crop" if schedule.augment else "none",
         seed=schedule.seed,
     )
@@ -83,15 +83,26 @@ def minimise(
                 after_epoch()
 
 
-def descend(optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor], batch: Batch) -> None:
-    """One step of the optimiser, with products in bfloat16 on a GPU."""
+def descend(optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor], batch: Batch) -> Tensor:
+    """The loss, after one step of the optimiser on it."""
     for group in optimiser.param_groups:
         group["lr"] = batch.rate
-    with torch.autocast(batch.images.device.type, torch.bfloat16, enabled=batch.images.is_cuda):
+    with narrow(batch.images.device):
         value = loss()
     optimiser.zero_grad(set_to_none=True)
     torch.autograd.backward(value)
     optimiser.step()
+    return value.detach()
+
+
+def narrow(device: torch.device) -> torch.autocast:
+    """The block that every forward pass of a training runs in: its products are narrow where `is_narrow` says so."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=is_narrow(device))
+
+
+def is_narrow(device: torch.device) -> bool:
+    """Whether products of a training are in bfloat16: on a GPU."""
+    return device.type == "cuda"
 
 
 def sgd(parameters: Iterable[Tensor], schedule: Schedule) -> torch.optim.SGD:
@@ -116,31 +127,21 @@ def batches(images: Tensor, labels: Tensor, schedule: Schedule) -> Iterator[Batc
     for epoch in range(schedule.epochs):
         order = torch.randperm(len(images), generator=generator).to(images.device)
         for number, rows in enumerate(order[: per_epoch * size].split(size), start=1):
-            chosen = shifted(images[rows], generator) if schedule.augment else images[rows]
+            chosen = moved(images[rows], generator) if schedule.augment else images[rows]
             rate = rate_at(epoch * per_epoch + number - 1, steps, schedule.rate)
             yield Batch(chosen, labels[rows], rate, number == per_epoch)
+
+
+def moved(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Images (n, c, h, w) shifted and flipped as `recoup.finetune` does it."""
+    (found,) = varied(Inputs((images,), {}), "crop", generator).args
+    assert isinstance(found, Tensor)
+    return found
 
 
 def rate_at(step: int, steps: int, peak: float) -> float:
     """The learning rate: up in a line, down along a cosine."""
     return recoup.Training(rate=peak, warm_up=WARM_UP).rate_at(step, steps)
-
-
-def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Every image (n, c, h, w) moved by up to `SHIFT` pixels, zeros coming in, and every second one flipped."""
-    count, channels, height, width = images.shape
-    down, right = torch.randint(0, 2 * SHIFT + 1, (2, count, 1), generator=generator).to(images.device)
-    flip = torch.rand(count, 1, generator=generator).to(images.device) < 0.5
-    rows, columns = (torch.arange(size, device=images.device) for size in (height, width))
-    rows, columns = rows + down, torch.where(flip, columns.flip(0), columns) + right
-    sample = torch.arange(count, device=images.device)[:, None, None, None]
-    channel = torch.arange(channels, device=images.device)[:, None, None]
-    return F.pad(images, (SHIFT,) * 4)[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
-
-
-def steps_in(images: Tensor, schedule: Schedule) -> int:
-    """The number of steps of a schedule."""
-    return schedule.epochs * max(1, len(images) // schedule.batch)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from benchmarks.rivals import amc, cac, dcp, gal, metapruning, sfp
 from benchmarks.rivals.channels import Subject, subject_of
 from benchmarks.rivals.training import Schedule
 from torch import Tensor, nn
@@ -15,6 +16,23 @@ from tests import zoo
 ALIVE = torch.tensor([True, False, False, True, True, False, True, False])
 NONE = Schedule(epochs=0, rate=0.1, batch=32, augment=False)
 BRIEF = Schedule(epochs=2, rate=0.02, batch=32, augment=False)
+# Every recipe in a second.
+SMALL = {
+    "dcp": dcp.Settings(share=0.5, losses=1, images=8, training=BRIEF, tuning=BRIEF),
+    "gal": gal.Settings(share=0.5, mask_every=2, masks=BRIEF, tuning=BRIEF),
+    "metapruning": metapruning.Settings(
+        share=0.5, hidden=4, generations=2, population=4, parents=2, generators=BRIEF, tuning=BRIEF
+    ),
+    "cac": cac.Settings(share=0.5, pruning=BRIEF, tuning=BRIEF),
+    "sfp": sfp.Settings(share=0.5, training=BRIEF),
+    "amc": amc.Settings(share=0.5, walks=4, random_walks=2, hidden=8, tuning=BRIEF),
+}
+
+
+def residual(width: int = 24) -> nn.Module:
+    """A network with coupled channels."""
+    with zoo.seeded(0):
+        return zoo.Residual(width).eval()
 
 
 def half_dead(*, norms: bool = True) -> nn.Sequential:

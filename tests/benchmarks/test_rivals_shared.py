@@ -5,32 +5,24 @@ import pytest
 import torch
 from benchmarks.baselines import count_macs
 from benchmarks.rivals import __main__ as command
-from benchmarks.rivals import amc, cac, channels, dcp, gal, metapruning, published, sfp, torch_pruning, training
+from benchmarks.rivals import cac, channels, metapruning, sfp, torch_pruning, training
 from benchmarks.rivals.channels import best_first, counts_by_score, counts_by_share, counts_by_weight, keep_first
 from benchmarks.rows import Store
-from torch import nn
 
 from recoup.channels.cost import cost
 from recoup.cli.importing import import_library
 from recoup.errors import BudgetError, ModelError, UsageError
-from tests import zoo
-from tests.benchmarks.rival_networks import BRIEF, half_dead, labelled, pictures, subject
-
-SMALL = {
-    "dcp": dcp.Settings(share=0.5, losses=1, images=8, training=BRIEF, tuning=BRIEF),
-    "gal": gal.Settings(share=0.5, masks=BRIEF, tuning=BRIEF),
-    "metapruning": metapruning.Settings(
-        share=0.5, hidden=4, generations=2, population=4, parents=2, generators=BRIEF, tuning=BRIEF
-    ),
-    "cac": cac.Settings(share=0.5, pruning=BRIEF, tuning=BRIEF),
-    "sfp": sfp.Settings(share=0.5, training=BRIEF),
-    "amc": amc.Settings(share=0.5, walks=4, random_walks=2, hidden=8, tuning=BRIEF),
-}
-
-
-def residual(width: int = 24) -> nn.Module:
-    with zoo.seeded(0):
-        return zoo.Residual(width).eval()
+from tests.benchmarks.rival_networks import (
+    NONE,
+    SMALL,
+    alive,
+    half_dead,
+    labelled,
+    pictures,
+    residual,
+    share_of_the_living,
+    subject,
+)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -119,17 +111,6 @@ def test_batch_statistics_leave_the_norms_as_they_were():
     assert not any(module.training for module in model.modules()) and model[0][1].momentum == 0.1
 
 
-def test_published_figures_say_where_they_are_from():
-    for network, count in ((published.VGG16, 6), (published.RESNET50, 15)):
-        figures = published.figures(network)
-        assert len(figures) == count and [f.removed for f in figures] == sorted(f.removed for f in figures)
-        assert all("as quoted by Xie et al." in figure.source and figure.paper for figure in figures)
-        assert len(published.rows(network)) == count + 2
-    assert "| CAC | Chen et al. 2020, doi 10.1109/TNNLS.2020.2979517 | - | -0.43 | 51.0 |" in "\n".join(
-        published.rows(published.VGG16)
-    )
-
-
 def settings_said(words: str):
     return command.settings_of(command.parse(f"{words} --cifar A --checkpoints B".split()))
 
@@ -140,8 +121,26 @@ def test_settings_come_from_the_command_line():
     assert (settings.tuning.epochs, settings.pruning.epochs, settings.tuning.seed) == (3, 2, 5)
     scratch = settings_said("metapruning --set from_scratch=False")
     assert scratch.from_scratch is False and scratch.tuning.epochs == metapruning.Settings().tuning.epochs
-    with pytest.raises(SystemExit, match="cac has no settings speed"):
-        settings_said("cac --set speed=3")
+    assert settings_said("metapruning --set from_scratch=true").from_scratch is True
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("cac --set speed=3", "cac has no settings speed"),
+        ("cac --share 0.5 --set share=0.3", "Give --share."),
+        ("amc --set walks", "Give --set walks=VALUE."),
+        ("amc --set walks=ten", "--set walks=ten: walks must be a whole number."),
+        ("amc --set noise=much", "--set noise=much: noise must be a number."),
+        ("metapruning --set from_scratch=1", "--set from_scratch=1: from_scratch must be true or false."),
+        ("amc --set walks=50", "walks=50 end before the agent learns"),
+        ("cac --search-epochs 0", "pruning.epochs must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_is_a_mistake_of_usage(words, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        settings_said(words)
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_the_command_asks_for_a_recipe_and_for_places(capsys):
@@ -160,6 +159,66 @@ def test_a_row_that_is_there_is_not_made_again(tmp_path, capsys, monkeypatch):
     command.main(words.split())
     assert "has this row already" in capsys.readouterr().err
     assert len(json.loads(path.read_text())["rows"]) == 1
+
+
+class FakeBench:
+    """What the command asks of a bench: calibration images that are told from all others, and a row of what it got."""
+
+    def __init__(self) -> None:
+        self.model, self.example = half_dead(), pictures(1)
+        self.calibration = lambda seed: [
+            (torch.full((2, 3, 6, 6), float(seed + n)), torch.full((2,), n)) for n in (1, 2)
+        ]
+
+    @property
+    def splits(self):
+        raise AssertionError("test images are for the outcome alone")
+
+    def outcome(self, smaller, removed, seconds):
+        return command.Outcome(removed=removed, seconds=sum(seconds.values()), stages=seconds)
+
+
+def test_the_command_prunes_on_calibration_images_and_files_what_was_removed(tmp_path, monkeypatch, capsys):
+    path, given, bench = tmp_path / "rows.json", [], FakeBench()
+
+    def prune(model, images, labels, settings):
+        given.extend([model, images, labels, settings])
+        whole = channels.subject_of(model, pictures(1), 1.0)
+        return channels.cut(whole, alive(whole.structure)), {"cut": 2.0, "tuning": 3.0}
+
+    monkeypatch.setattr(command.networks, "open_bench", lambda network, options: bench)
+    monkeypatch.setattr(sfp, "prune", prune)
+    command.main(f"sfp --cifar A --checkpoints B --share 0.4 --seed 5 --epochs 3 --out {path}".split())
+    model, images, labels, settings = given
+    assert model is bench.model and images.flatten(1)[:, 0].tolist() == [6, 6, 7, 7] and labels.tolist() == [1, 1, 2, 2]
+    assert (settings.share, settings.training.seed, settings.tuning.epochs) == (0.4, 5, 3)
+    (row,) = json.loads(path.read_text())["rows"]
+    assert (row["method"], row["seed"], row["share"], row["seconds"]) == ("sfp", 5, 0.6, 5.0)
+    assert row["removed"] == pytest.approx(1 - share_of_the_living(bench.model, pictures(1)))
+    assert "sfp" in capsys.readouterr().err
+
+
+def test_torch_pruning_is_not_charged_for_the_search_for_its_ratio(monkeypatch):
+    log = []
+
+    def timed(seconds, stage, work):
+        seconds[stage] = 1.0
+        log.append(stage)
+        return work()
+
+    def ratio(model, example, share, *, ignored):
+        log.append(f"ratio for {share} but {ignored}")
+        return 0.7
+
+    def pruned(model, example, ignored, share):
+        log.append(f"cut at {share} but {ignored}")
+        return model
+
+    for name, fake in (("timed", timed), ("torch_pruning_ratio", ratio), ("torch_pruned", pruned)):
+        monkeypatch.setattr(torch_pruning, name, fake)
+    settings = torch_pruning.Settings(share=0.5, tuning=NONE)
+    _, seconds = torch_pruning.prune(half_dead(), pictures(), labelled(half_dead(), pictures()), settings)
+    assert log == ["ratio for 0.5 but 4", "cut", "cut at 0.7 but 4", "tuning"] and set(seconds) == {"cut", "tuning"}
 
 
 def test_without_torch_pruning_it_is_said_what_to_install():
