@@ -263,6 +263,22 @@ def test_a_head_ends_where_values_of_several_layers_meet():
     assert recoup.trace(Attends().eval(), torch.randn(2, 5, 6)).head == ("v",)
 
 
+def test_a_head_ends_where_the_models_inputs_are_added():
+    """A table of words is no layer: what is added to it is not made of one layer alone."""
+
+    class Words(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.up, self.down = torch.nn.Embedding(11, 8), torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+            self.last = torch.nn.Linear(8, 11)
+
+        def forward(self, words):
+            x = self.table(words)
+            return self.last(x + self.down(self.up(x).relu()))
+
+    assert recoup.trace(Words().eval(), torch.randint(11, (2, 5))).head == ("table",)
+
+
 def test_a_width_by_hand_holds_in_the_head_too():
     result = recoup.prune(
         perceptron(16, 12), [images()], widths={"8": 9}, budget=recoup.Budget(width=0.5), method="paper"

@@ -177,7 +177,9 @@ class Mutator:
         elif action == "extra" and isinstance(holder, dict):
             holder[self.draw.choice((*hostile_texts(self.mark), "class", "format", "node"))] = self._value()
         elif action == "target":
-            nodes = [n for n in root.get("nodes", ()) if isinstance(n, dict)] if isinstance(root, dict) else []
+            found = root.get("nodes") if isinstance(root, dict) else None
+            # A mutant of a mutant may have anything there.
+            nodes = [n for n in found if isinstance(n, dict)] if isinstance(found, list) else []
             if nodes:
                 self.draw.choice(nodes)["target"] = self.draw.choice(TARGETS)
         return root

@@ -8,7 +8,7 @@ from torch import fx
 
 from recoup.channels.groups import Structure
 from recoup.graph.ancestry import makers
-from recoup.graph.capture import Captured
+from recoup.graph.capture import Captured, input_nodes
 from recoup.operators.record import operator_of
 
 
@@ -19,7 +19,8 @@ def read_by_head(structure: Structure, captured: Captured) -> tuple[str, ...]:
     anything may stand that is made of the one layer's outputs alone.
     """
     weights = {product.node: product.weight for product in structure.products}
-    found = {weights[node] for result in _results(captured.graph) for node in _layers(result, weights)}
+    sources = {*weights, *(node.name for node in input_nodes(captured))}
+    found = {weights[node] for result in _results(captured.graph) for node in _layers(result, sources)}
     readers = {consumer.name for consumer in structure.consumers if consumer.weight in found}
     return tuple(group.name for group in structure.groups if readers & set(group.consumers))
 
@@ -28,11 +29,13 @@ def _results(graph: fx.Graph) -> list[fx.Node]:
     return [node for output in graph.nodes if output.op == "output" for node in output.all_input_nodes]
 
 
-def _layers(node: fx.Node | None, layers: Container[str]) -> list[str]:
-    """Nodes of the head's layers, from the last one on."""
+def _layers(node: fx.Node | None, sources: Container[str]) -> list[str]:
+    """Nodes of the head's layers, from the last one on; `sources` are layers and what the model is given."""
     found: list[str] = []
-    while node is not None and len(last := makers(node, lambda node: node.name in layers)) == 1:
+    while node is not None and len(last := makers(node, lambda node: node.name in sources)) == 1:
         (node,) = last
+        if node.op == "placeholder":
+            break
         layer = operator_of(node.target).layer
         is_linear = layer is not None and not layer.has_window
         if found and not is_linear:
