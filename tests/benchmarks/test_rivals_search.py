@@ -297,7 +297,7 @@ def test_the_agent_looks_ahead_to_the_state_that_follows():
         agent.memory.append(amc.Transition(state, action, 1.0, state, goes_on))
         for _ in range(200):
             agent.learn(baseline=0.25)
-        assert float(agent.critic(torch.cat([state, action]))) == pytest.approx(aim, abs=0.05)
+        assert agent.critic(torch.cat([state, action])).item() == pytest.approx(aim, abs=0.05)
 
 
 def test_the_first_walks_are_uniform_and_the_agent_learns_from_the_others(monkeypatch):
