@@ -11,7 +11,7 @@ from torch import nn
 
 import recoup
 from recoup import Budget, RecoupError, errors
-from recoup.channels.groups import place_of_bias
+from recoup.channels.bias_places import place_of_bias
 from tests.zoo import seeded
 
 HALF = Budget(width=0.5)

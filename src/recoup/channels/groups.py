@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
+from recoup.channels.bias_places import places_of_biases, shared_biases
 from recoup.channels.propagate import Propagated
 from recoup.channels.rectangles import Resolution, make_rectangular, resolution
 from recoup.graph.capture import Captured
-from recoup.graph.usage import biases_read_elsewhere, read_in_other_roles
+from recoup.graph.usage import read_in_other_roles
 from recoup.labels.arrays import components, compress, core, varying_dims
 from recoup.labels.constraints import RETURNED, Constraints, Elementwise, OtherProduct, Product
 from recoup.plan import Slice
@@ -177,7 +177,7 @@ def resolve(propagated: Propagated, model: nn.Module, captured: Captured) -> tup
     """Groups, sites and consumers from what was propagated, and the channel number of every label (-1: none)."""
     constraints = propagated.constraints
     _lock_double_uses(constraints)
-    shared = read_in_other_roles(captured) | _shared_biases(constraints.products, captured)
+    shared = read_in_other_roles(captured) | shared_biases(constraints.products, captured)
     _lock_shared_weights(constraints, shared)
     _lock_lone_channels(propagated, make_rectangular(constraints))
     state = resolution(constraints)
@@ -215,36 +215,11 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 
-def place_of_bias(model: nn.Module, tensors: Mapping[str, Tensor], product: Product) -> str | None:
-    """Name of the bias that the call adds, now or once its layer has one; None where there is no place for it."""
-    if product.bias in tensors:
-        return product.bias
-    owner = product.weight.rpartition(".")[0]
-    is_known = product.where in dict(model.named_modules(remove_duplicate=False))
-    where = product.where if is_known else owner  # a module made in forward, as by a slice, has no name in the model
-    if product.weight not in tensors:
-        return None
-    module = model.get_submodule(where)
-    if module._parameters.get("weight") is not tensors[product.weight]:
-        return None
-    can_have_one = isinstance(module, (_ConvNd, nn.Linear)) and module.bias is None
-    return f"{where}.bias" if is_known and can_have_one else None
-
-
 def numbers(labels: Tensor, numbering: Tensor) -> Tensor:
     """Channel numbers in the place of labels, -1 for what is no channel."""
     if not len(numbering):
         return torch.full_like(labels, -1)
     return torch.where(labels >= 0, numbering[labels.clamp(min=0)], -1)
-
-
-def _shared_biases(products: Iterable[Product], captured: Captured) -> frozenset[str]:
-    """Names of biases that layers of several weights add, or that somebody else reads: no layer may change them."""
-    weights: dict[str, set[str]] = {}
-    for product in products:
-        if product.bias is not None:
-            weights.setdefault(product.bias, set()).add(product.weight)
-    return frozenset(name for name, of in weights.items() if len(of) > 1) | biases_read_elsewhere(captured)
 
 
 def _lock_shared_weights(constraints: Constraints, shared: frozenset[str]) -> None:
@@ -371,18 +346,9 @@ def _consumers(
     for product in constraints.products:
         if product.input_dim is not None:
             calls.setdefault(product.weight, []).append(product)
-    places = _places_of_biases(constraints, model, shared)
+    places = places_of_biases(constraints.products, model, named_tensors(model), shared)
     found = (_consumer(weight, products, constraints, numbering, places) for weight, products in calls.items())
     return tuple(consumer for consumer in found if bool((consumer.inputs >= 0).any()))
-
-
-def _places_of_biases(constraints: Constraints, model: nn.Module, shared: frozenset[str]) -> dict[str, str | None]:
-    """For every call of a layer, by node, the name of the bias it has a place for."""
-    tensors = named_tensors(model)
-    return {
-        product.node: None if product.bias in shared else place_of_bias(model, tensors, product)
-        for product in constraints.products
-    }
 
 
 def _consumer(

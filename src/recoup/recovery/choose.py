@@ -149,7 +149,8 @@ def head_of(calibration: Calibration) -> Consumer | None:
     found = [c for c in calibration.structure.consumers if len(returned) == 1 and c.node == returned[0].name]
     if not found:
         return None
-    tensors = {found[0].weight, *found[0].biases}
+    biases = {product.bias for product in calibration.structure.products if product.node == found[0].node}
+    tensors = {found[0].weight, *found[0].biases, *biases}
     uses = [user for node in graph.nodes if node.op == "get_attr" and node.target in tensors for user in node.users]
     return found[0] if all(user is returned[0] for user in uses) else None
 
