@@ -229,7 +229,7 @@ def test_recovery_in_sequence_has_less_output_error_on_new_images_than_one_pass(
 
 def test_a_layer_with_too_many_inputs_is_left_as_it_is(monkeypatch):
     found = zoo_bench("plain", seed=5)
-    monkeypatch.setattr("recoup.recovery.sequential.MOST_INPUTS", 0)
+    monkeypatch.setattr("recoup.statistics.calibrate.MOST_INPUTS", 0)
     plan = recovered(found)
     assert plan.weights.keys() == found.start.weights.keys()
     assert all(torch.equal(value, plan.weights[name]) for name, value in found.start.weights.items())

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 import recoup
 from recoup.errors import CalibrationError
 from recoup.operators.names import operation_name
+from recoup.statistics.calibrate import most_inputs
 from tests.oracles import records_of, unfolded, weighted_moments
-from tests.zoo import ZOO, Entry
+from tests.zoo import ZOO, Entry, seeded
 
 ALL = recoup.Paper(weighting="none", positions=None)
 
@@ -121,6 +122,35 @@ def test_a_long_flattened_map_shares_one_covariance_between_its_positions(monkey
         cut = (batch_without(model, 5)(batch) - model(batch)).square().mean() / model(batch).var()
         torch.testing.assert_close(smaller(batch).mean(0), model(batch).mean(0))
     assert float(error) < float(cut)
+
+
+def test_the_taps_of_a_long_kernel_share_one_covariance_of_the_channels():
+    with seeded(3):
+        model = nn.Sequential(nn.Conv1d(2, 33, 3), nn.ReLU(), nn.Conv1d(33, 5, 64, padding=31)).eval()
+        batch = torch.randn(6, 2, 90)
+    assert 33 * 64 > most_inputs(64) and 33 * 64 <= most_inputs(9)
+    shared = seen_by(model, [batch]).statistics["2"]
+    assert (shared.share, len(shared.channel_of)) == (64, 33)
+    x, _ = records_of(model, "2", batch)
+    taps = F.pad(x, (31, 31)).unfold(2, 64, 1)  # (samples, channels, positions, taps)
+    mean, covariance = weighted_moments(taps.movedim(1, -1).flatten(0, 2), torch.ones(taps[:, 0].numel()).double())
+    torch.testing.assert_close(shared.mean, taps.double().mean((0, 2)).flatten())
+    torch.testing.assert_close(shared.moments.mean, mean)
+    torch.testing.assert_close(shared.moments.covariance, covariance)
+
+
+@pytest.mark.parametrize("method", ["best", "fast", "paper"])
+def test_copies_behind_a_long_kernel_lose_nothing(method):
+    with seeded(4):
+        model = nn.Sequential(
+            nn.Conv1d(2, 72, 3), nn.ReLU(), nn.Conv1d(72, 8, 64), nn.ReLU(), nn.Flatten(), nn.Linear(56, 3)
+        ).eval()
+        model[0].weight.data[36:], model[0].bias.data[36:] = model[0].weight.data[:36], model[0].bias.data[:36]
+        images, fresh = torch.randn(60, 2, 72), torch.randn(50, 2, 72)
+    result = recoup.prune(model, list(images.split(20)), budget=recoup.Budget(width=0.5), exclude=["2"], method=method)
+    assert result.model[0].out_channels == 36
+    with torch.no_grad():
+        torch.testing.assert_close(result.model(fresh), model(fresh), rtol=1e-4, atol=1e-4)
 
 
 def batch_without(model, channel):

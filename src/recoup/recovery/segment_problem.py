@@ -20,7 +20,7 @@ from recoup.recovery.parts import Part
 from recoup.recovery.residual import Residual, wide
 from recoup.recovery.segments import Segment
 from recoup.recovery.twin_run import SegmentBatch, TwinRun
-from recoup.statistics.calibrate import MOST_INPUTS
+from recoup.statistics.calibrate import most_inputs
 from recoup.statistics.observe import layer_call, read_by
 
 # Output positions per image from which the second moments of a layer's inputs are taken.
@@ -157,7 +157,8 @@ class SegmentProblem:
         """Whether every column but a bias' is an input that can be seen."""
         if part.weight is None or part.input_dim is None:
             return False
-        return part.matrix(self._base).shape[1] <= MOST_INPUTS
+        kernel = self._base[part.weight].shape[2:].numel()
+        return part.matrix(self._base).shape[1] <= most_inputs(kernel)
 
     def _entries(self, batch: SegmentBatch) -> dict[str, Any]:
         return {name: self._cut_graph.value(name, value) for name, value in batch.entries.items()}

@@ -25,7 +25,7 @@ from recoup.recovery.methods import sequential_method
 from recoup.recovery.plans import assemble
 from recoup.recovery.schedule import RefitPoint, make_schedule
 from recoup.recovery.twin_run import RefitBatch, TwinRun
-from recoup.statistics.calibrate import MOST_INPUTS, Calibration
+from recoup.statistics.calibrate import Calibration, most_inputs
 
 
 def recover_in_sequence(
@@ -51,7 +51,7 @@ def recover_in_sequence(
         for number, point in enumerate(schedule.points, start=1):
             if twin.drifts(point) or point.consumer.weight in written:
                 layer = _Refit(calibration, point, keep, written)
-                if layer.inputs <= MOST_INPUTS:
+                if layer.inputs <= most_inputs(point.consumer.kernel):
                     with surviving("the refit in sequence", point.consumer.name):
                         tensors, recovery[point.consumer.name] = layer.refit(twin, split)
                         written |= tensors

@@ -37,9 +37,11 @@ from recoup.statistics.observe import Observer
 from recoup.statistics.sums import Pattern, PatternSums, RowSums
 from recoup.tracing.trace import Traced
 
-# Past this many inputs, a layer that reads a flattened map gets one covariance per channel, shared by all positions:
-# 8192² float64 are 512 MiB, and no calibration set determines more regressors than that.
+# Past this many inputs a layer gets one covariance of its channels, shared by the positions of a flattened map or by the
+# taps of a kernel: 8192² float64 are 512 MiB, and no calibration set determines more regressors than that.
 MOST_INPUTS = 8192
+# The same for kernels of so many taps: what neighbouring taps read hardly differs, so fewer regressors are determined.
+LONG_KERNEL, MOST_INPUTS_OF_LONG = 32, 2048
 # A layer that reads a flattened map gets a prior where fewer rows were seen than so many times its inputs.
 ENOUGH_ROWS = 2
 # So many samples that differ are counted, and are enough to call a channel constant: one that did not vary on n samples
@@ -51,8 +53,8 @@ ENOUGH_SAMPLES = 100
 class Statistics:
     """What was seen at the input of one consumer.
 
-    `moments` are over m features: the d inputs of a patch, or, for a long flattened map, its channels, each standing
-    for `share` inputs (d = m · share). `mean` (d,) is that of every input. `input_dim` is the dim of the weight that
+    `moments` are over m features: the d inputs of a patch, or, for a long flattened map or kernel, its channels, each
+    standing for `share` inputs (d = m · share). `mean` (d,) is that of every input. `input_dim` is the dim of the weight that
     the inputs lie along. A layer that is not `centred` has no bias that could make up for a mean. With a weight for
     each output, `patterns` has the moments of every set of outputs that share theirs; otherwise it is empty.
     """
@@ -289,11 +291,19 @@ class _Recorder:
         return (moments, self._sums.mean(moments), ()) if moments.rows else None
 
 
+def most_inputs(kernel: int) -> int:
+    """With how many inputs a layer whose kernel has so many taps is still fitted input by input."""
+    return MOST_INPUTS_OF_LONG if kernel >= LONG_KERNEL else MOST_INPUTS
+
+
 def _features(consumer: Consumer) -> tuple[Tensor, int]:
     """The channel of each feature, and how many inputs a feature stands for."""
     runs = flattened_channels(consumer)
-    if len(consumer.inputs) * consumer.kernel > MOST_INPUTS and runs is not None:
-        return runs, len(consumer.inputs) // len(runs)
+    if len(consumer.inputs) * consumer.kernel > most_inputs(consumer.kernel):
+        if consumer.kernel > 1:
+            return consumer.inputs, consumer.kernel
+        if runs is not None:
+            return runs, len(consumer.inputs) // len(runs)
     return consumer.inputs.repeat_interleave(consumer.kernel), 1
 
 
