@@ -37,7 +37,7 @@ from recoup.statistics.observe import Observer
 from recoup.statistics.sums import Pattern, PatternSums, RowSums
 from recoup.tracing.trace import Traced
 
-# Past this many inputs a layer gets one covariance of its channels, shared by the positions of a flattened map or by the
+# Past this many inputs a layer gets one covariance of its channels, shared by the positions of a flattened map or the
 # taps of a kernel: 8192² float64 are 512 MiB, and no calibration set determines more regressors than that.
 MOST_INPUTS = 8192
 # The same for kernels of so many taps: what neighbouring taps read hardly differs, so fewer regressors are determined.
@@ -54,9 +54,9 @@ class Statistics:
     """What was seen at the input of one consumer.
 
     `moments` are over m features: the d inputs of a patch, or, for a long flattened map or kernel, its channels, each
-    standing for `share` inputs (d = m · share). `mean` (d,) is that of every input. `input_dim` is the dim of the weight that
-    the inputs lie along. A layer that is not `centred` has no bias that could make up for a mean. With a weight for
-    each output, `patterns` has the moments of every set of outputs that share theirs; otherwise it is empty.
+    standing for `share` inputs (d = m · share). `mean` (d,) is that of every input. `input_dim` is the dim of the weight
+    that the inputs lie along. A layer that is not `centred` has no bias that could make up for a mean. With a weight
+    for each output, `patterns` has the moments of every set of outputs that share theirs; otherwise it is empty.
     """
 
     moments: Moments
