@@ -54,7 +54,7 @@ class Statistics:
     """What was seen at the input of one consumer.
 
     `moments` are over m features: the d inputs of a patch, or, for a long flattened map or kernel, its channels, each
-    standing for `share` inputs (d = m · share). `mean` (d,) is that of every input. `input_dim` is the dim of the weight
+    standing for `share` inputs (d = m · share). `mean` (d,) is that of every input. `input_dim` is the weight's dim
     that the inputs lie along. A layer that is not `centred` has no bias that could make up for a mean. With a weight
     for each output, `patterns` has the moments of every set of outputs that share theirs; otherwise it is empty.
     """
