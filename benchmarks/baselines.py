@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -46,8 +46,10 @@ def prune_by_l2(model: nn.Module, example: Tensor, share: float) -> nn.Module:
     return recoup.apply(model, plan_without_refit(structure, keep(best)))
 
 
-def prune_with_torch_pruning(model: nn.Module, example: Tensor, share: float, *, ignored: str) -> nn.Module:
-    """What Torch-Pruning's MagnitudePruner makes of the model at `share` of its MACs; the layer `ignored` stays whole.
+def prune_with_torch_pruning(
+    model: nn.Module, example: Tensor, share: float, *, ignored: str | Sequence[str]
+) -> nn.Module:
+    """What Torch-Pruning's MagnitudePruner makes of the model at `share` of its MACs; the layers `ignored` stay whole.
 
     The settings are the library's own: group L2 norms (over all layers of a group, batch norm and depthwise included,
     on the input and output side), one pruning ratio for all groups, one step.
@@ -55,7 +57,7 @@ def prune_with_torch_pruning(model: nn.Module, example: Tensor, share: float, *,
     return torch_pruned(model, example, ignored, torch_pruning_ratio(model, example, share, ignored=ignored))
 
 
-def torch_pruning_ratio(model: nn.Module, example: Tensor, share: float, *, ignored: str) -> float:
+def torch_pruning_ratio(model: nn.Module, example: Tensor, share: float, *, ignored: str | Sequence[str]) -> float:
     """The share of every group that Torch-Pruning keeps at `share` of the MACs, found by bisection."""
     allowed = share * count_macs(model, example)
     smaller = partial(torch_pruned, model, example, ignored)
@@ -135,16 +137,16 @@ def count_macs(model: nn.Module, example: Tensor) -> int:
     return int(counter.get_total_flops()) // (2 * len(example))
 
 
-def torch_pruned(model: nn.Module, example: Tensor, ignored: str, share: float) -> nn.Module:
+def torch_pruned(model: nn.Module, example: Tensor, ignored: str | Sequence[str], share: float) -> nn.Module:
     """What the library makes of the model when it keeps `share` of every group."""
     library = import_library("torch_pruning", "torch-pruning==1.6.1", ModelError)
-    twin = copy.deepcopy(model).eval()
+    twin, names = copy.deepcopy(model).eval(), [ignored] if isinstance(ignored, str) else ignored
     pruner = library.pruner.MagnitudePruner(
         twin,
         example,
         importance=library.importance.MagnitudeImportance(p=2),
         pruning_ratio=1 - share,
-        ignored_layers=[twin.get_submodule(ignored)],
+        ignored_layers=[twin.get_submodule(name) for name in names],
     )
     pruner.step()
     return twin
