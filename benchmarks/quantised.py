@@ -105,7 +105,7 @@ def rows(bench: Bench, options: argparse.Namespace) -> Iterator[Row]:
 
 def written(models: Mapping[str, nn.Module], calibration: Batches, folder: Path) -> dict[str, Path]:
     """Every model as a file of onnxruntime, and as an int8 one."""
-    files = {}
+    files: dict[str, Path] = {}
     for name, model in models.items():
         plain, ready, small = (folder / f"{name}{end}.onnx" for end in ("", "-ready", "-int8"))
         example = calibration[0][0][:2]
