@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recoup.channels.groups import Structure
 from recoup.graph.capture import Captured, module_path
+from recoup.graph.regions import call_of
 from recoup.labels.constraints import OtherProduct
 from recoup.labels.layout import Layout
 from recoup.operators.names import operation_name
@@ -65,10 +66,11 @@ def site_of(node: fx.Node) -> str:
 
 def macs_of(node: fx.Node) -> int:
     """Multiply-accumulates of one call, as torch counts them on tensors without values."""
-    read = map_aggregate((node.args, node.kwargs), _without_values)
+    called, operands = call_of(node)
+    read = map_aggregate((operands, node.kwargs), _without_values)
     assert isinstance(read, tuple)
     with suppress(Exception), FlopCounterMode(display=False) as counter:  # what cannot run so is no product of matrices
-        node.target(*read[0], **read[1])  # type: ignore[operator]  # call_function has a function for its target
+        called(*read[0], **read[1])
         return int(counter.get_total_flops()) // 2
     return 0
 

@@ -17,6 +17,7 @@ from torch.utils._pytree import TreeSpec, tree_map
 from recoup.errors import CaptureError
 from recoup.graph.copies import copied, light_copy, working_copy
 from recoup.graph.modes import exporting, symbolic_len
+from recoup.graph.regions import open_regions
 from recoup.inputs.batches import Inputs
 from recoup.inputs.surroundings import as_the_caller
 
@@ -97,13 +98,13 @@ def export(
     try:
         with exporting(), torch.no_grad(), as_the_caller():
             if follow is None:
-                return torch.export.export(twin, args, kwargs, strict=False)
+                return open_regions(torch.export.export(twin, args, kwargs, strict=False))
             limit = _Limit()
             for module in twin.modules():
                 module.register_forward_pre_hook(limit)
             with symbolic_len():
                 shapes = tree_map(follow, dict(signature(twin.forward).bind(*args, **kwargs).arguments))
-                return torch.export.export(twin, args, kwargs, dynamic_shapes=shapes, strict=False)
+                return open_regions(torch.export.export(twin, args, kwargs, dynamic_shapes=shapes, strict=False))
     except TooManyConditionsError:
         raise
     except Exception as error:  # torch.export raises its own errors and passes on those of user code
