@@ -18,7 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from benchmarks import ablation, best, efficientnet
+from benchmarks import ablation, best, efficientnet, quantised, shipped
 from benchmarks import tolerance as untouched
 from benchmarks.networks import CIFAR
 from benchmarks.pages import replace_table
@@ -36,6 +36,8 @@ TABLES_OF_ROWS = {
     "untouched": untouched.table,
     "ablation": ablation.table,
     "held_out": ablation.table,
+    "shipped": shipped.table,
+    "quantised": quantised.table,
 }
 BLUE, GREY, ORANGE, GREEN = "#2563eb", "#94a3b8", "#f97316", "#059669"
 
