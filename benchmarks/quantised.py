@@ -70,7 +70,7 @@ def main() -> None:
     text = table(store.rows)
     print(text)
     if options.docs is not None:
-        page = options.docs / "results.md"
+        page = options.docs / "more-results.md"
         page.write_text(replace_table(page.read_text(), "quantised", text))
 
 
@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--method", choices=("best", "fast"), default="best")
     parser.add_argument("--images", type=int, default=1000, help="calibration images; 200 of them give the ranges")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--docs", type=Path, help="folder whose results.md gets the table")
+    parser.add_argument("--docs", type=Path, help="folder whose more-results.md gets the table")
     options = parser.parse_args()
     check_places(parser, options)
     return options

@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=tuple(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--docs", type=Path, help="folder whose results.md gets the table")
+    parser.add_argument("--docs", type=Path, help="folder whose more-results.md gets the table")
     options = parser.parse_args()
     store = Store(options.out, versions(), lambda row: Case(row["network"], row["method"], row["share"]))
     for case in store.waiting(Case(*each) for each in cases(options.networks)):
@@ -83,7 +83,7 @@ def main() -> None:
     text = table(store.rows)
     print(text)
     if options.docs is not None:
-        page = options.docs / "results.md"
+        page = options.docs / "more-results.md"
         page.write_text(replace_table(page.read_text(), "shipped", text))
 
 

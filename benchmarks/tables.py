@@ -1,6 +1,6 @@
 """Regenerate the tables of docs/ and the pictures, from the rows in benchmarks/results/.
 
-python -m benchmarks.tables              # results.md, reliability.md, lab/*.md, both pictures; paper.md and its figures
+python -m benchmarks.tables              # tables of docs/ and docs/lab/, both pictures; paper.md and its figures
 python -m benchmarks.tables --pictures   # the two pictures alone
 """
 
@@ -46,7 +46,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", action="store_true", help="leave the tables as they are")
     if not parser.parse_args().pictures:
-        for page in (DOCS / "results.md", DOCS / "reliability.md", *sorted((DOCS / "lab").glob("*.md"))):
+        pages = [DOCS / f"{name}.md" for name in ("results", "more-results", "reliability")]
+        for page in (*pages, *sorted((DOCS / "lab").glob("*.md"))):
             page.write_text(with_tables(page.read_text()))
         for name, experiment in EXPERIMENTS.items():
             rows = stored_rows(RESULTS / "paper" / f"{name}.json")

@@ -73,13 +73,13 @@ def test_the_table_has_both_beside_the_original(tmp_path, monkeypatch, capsys):
     ]
     file = tmp_path / "rows.json"
     file.write_text(json.dumps({"settings": shipped.versions(), "rows": [row.plain() for row in rows]}))
-    (tmp_path / "results.md").write_text("before\n<!-- shipped -->\nold\n<!-- end -->\nafter\n")
+    (tmp_path / "more-results.md").write_text("before\n<!-- shipped -->\nold\n<!-- end -->\nafter\n")
     monkeypatch.setattr(shipped, "cases", lambda _: iter(()))
     monkeypatch.setattr(sys, "argv", ["shipped", "--out", str(file), "--docs", str(tmp_path)])
     shipped.main()
     line = "| rnet | AUC of faces | 50% | 99.9 | 98.8 | IndexError: no |"
     assert line in capsys.readouterr().out.splitlines()
-    page = (tmp_path / "results.md").read_text()
+    page = (tmp_path / "more-results.md").read_text()
     assert line in page and "old" not in page and page.endswith("after\n")
 
 
