@@ -1,45 +1,58 @@
-"""One network, one side, in a process of its own: `python -m benchmarks.zoo.child SUITE NETWORK SIDE GIB FILE`."""
+"""One network in one way, in a process that the one with all libraries forks: what it does there."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import resource
-import sys
+import traceback
 import warnings
 from pathlib import Path
 
-from benchmarks.zoo.rows import SIDES, Row, Side, brief, failed, to_json
-from benchmarks.zoo.suites import SUITES, Spec
+import torch
+
+from benchmarks.zoo.process import limit_memory, machine
+from benchmarks.zoo.rows import CopiesRow, PrunedRow, Row, Setting, Way, brief, failed, to_json
+from benchmarks.zoo.spec import Spec
+from benchmarks.zoo.suites import SUITES
+from benchmarks.zoo.task import Task
 
 
-def main() -> None:
-    suite, name, chosen, memory, file = sys.argv[1:]
-    side = next(side for side in SIDES if side == chosen)
+def work(task: Task, gibibytes: float, threads: int | None, file: Path) -> None:
+    """Write the row of a task."""
     warnings.simplefilter("ignore")
-    limit_memory(float(memory))
-    Path(file).write_text(json.dumps(to_json(examine(side, SUITES[suite]()[name]))))
+    if threads is not None:
+        torch.set_num_threads(threads)
+    limit_memory(gibibytes)
+    spec = SUITES[task.suite](task.size)[task.name]
+    file.write_text(json.dumps(to_json(examine(task.way, spec, task.samples))))
 
 
-def examine(side: Side, spec: Spec) -> Row:
-    """The row of one network; an error becomes a row too."""
+def examine(way: Way, spec: Spec, samples: int) -> Row:
+    """The row of one network; an error becomes a row too, and its traceback goes to stderr."""
+    setting = Setting(samples, spec.size, machine())
     try:
-        if side == "ours":
-            from benchmarks.zoo import ours  # here, so that either side runs without what the other needs
+        return _examine(way, spec, setting)
+    except Exception as error:
+        traceback.print_exc()
+        row = failed(way, "crash", brief(error))
+        return dataclasses.replace(row, setting=setting) if isinstance(row, (PrunedRow, CopiesRow)) else row
 
-            return ours.examine(spec)
+
+def _examine(way: Way, spec: Spec, setting: Setting) -> Row:
+    """What the way makes of it; imported here, so that none needs what another does."""
+    if way == "magnitude":
+        from benchmarks.zoo import magnitude
+
+        return magnitude.examine(spec)
+    if way == "torch-pruning":
         from benchmarks.zoo import theirs
 
         return theirs.examine(spec)
-    except Exception as error:
-        return failed(side, "crash", brief(error))
+    method, _, copied = way.partition("-")
+    if copied:
+        from benchmarks.zoo import copies
 
+        return copies.examine(spec, method, setting)
+    from benchmarks.zoo import pruned
 
-def limit_memory(gibibytes: float) -> None:
-    """More than this raises instead of taking the machine down; 0 for no limit."""
-    if gibibytes:
-        size = int(gibibytes * 2**30)
-        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
-
-
-if __name__ == "__main__":
-    main()
+    return pruned.examine(spec, method, setting)

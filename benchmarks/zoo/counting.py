@@ -15,18 +15,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.zoo.reading import Batch, call
+
 SAMPLES = 3  # neither the one that is traced with, nor the two of the proof
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Shapes of all returned tensors, and multiply-accumulates of one sample."""
+    """Shapes of all returned tensors, and multiply-accumulates of one sample, in all and by operation."""
 
     shapes: tuple[tuple[int, ...], ...]
     macs: int
+    by_operation: dict[str, int]
 
 
-def observe(model: nn.Module, inputs: tuple[Tensor, ...]) -> Observed:
+def observe(model: nn.Module, batch: Batch, samples: int) -> Observed:
     """What one forward pass returns and costs."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # fused attention hides its products from the counter
@@ -34,13 +37,14 @@ def observe(model: nn.Module, inputs: tuple[Tensor, ...]) -> Observed:
     model.requires_grad_(False)  # the counter cannot follow views of parameters that want a gradient
     try:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            outputs = model(*inputs)
+            outputs = call(model, batch)
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
         for parameter in trained:
             parameter.requires_grad_(True)
     shapes = tuple(tuple(tensor.shape) for tensor in tensors_of(outputs))
-    return Observed(shapes, counter.get_total_flops() // 2 // len(inputs[0]))
+    by_operation = {str(name): flops // 2 // samples for name, flops in counter.get_flop_counts()["Global"].items()}
+    return Observed(shapes, counter.get_total_flops() // 2 // samples, by_operation)
 
 
 def tensors_of(outputs: Any) -> list[Tensor]:

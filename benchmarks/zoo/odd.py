@@ -9,21 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.zoo.reading import Reads, numbers, tensors
+
 WIDTH = 16
 CLASSES = 10
 TOKENS = 20
-IMAGE = ((3, 16, 16),)
-SEQUENCE = ((6, WIDTH),)
+IMAGE = (3, 16, 16)
+PICTURE, SEQUENCE = tensors(IMAGE), tensors((6, WIDTH))
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A network, the shapes it reads without the batch, the layers that give its answer, its number of tokens."""
+    """A network, what it reads, and the layers that give its answer."""
 
     factory: Callable[[], nn.Module]
-    shapes: tuple[tuple[int, ...], ...] = IMAGE
+    reads: Reads = PICTURE
     heads: tuple[str, ...] = ("head",)
-    vocabulary: int | None = None
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Sequential:
@@ -351,7 +352,7 @@ ODD = {
     "1-channel spatial gate": Entry(SpatialGate),
     "functional convolution": Entry(FreeKernel),
     "dict with a feature": Entry(DictOutput, heads=("feature", "head")),
-    "two inputs": Entry(TwoInputs, (*IMAGE, (5,))),
+    "two inputs": Entry(TwoInputs, tensors(IMAGE, (5,))),
     "unequal split": Entry(Split),
     "transposed convolution": Entry(Transposed),
     "fused attention": Entry(FusedAttention, SEQUENCE),
@@ -359,9 +360,9 @@ ODD = {
     "gated linear unit": Entry(Gated, SEQUENCE),
     "squeeze and excite": Entry(SqueezeExcite),
     "bilinear": Entry(Bilinear, SEQUENCE),
-    "embedding": Entry(Embedded, ((6,),), vocabulary=TOKENS),
+    "embedding": Entry(Embedded, numbers(TOKENS, 6)),
     "stack and unbind": Entry(Stacked),
     "RMSNorm stream": Entry(RootMeanSquare, SEQUENCE),
-    "conv3d": Entry(volumes, ((2, 8, 8, 8),)),
-    "conv1d": Entry(signals, ((2, 16),)),
+    "conv3d": Entry(volumes, tensors((2, 8, 8, 8))),
+    "conv1d": Entry(signals, tensors((2, 16))),
 }

@@ -1,11 +1,12 @@
-"""Networks through both sides, each in a process of its own that may crash, hang or run out of memory."""
+"""Networks in every way that was asked for, each in a process of its own that may crash, hang or run out of memory."""
 
 from __future__ import annotations
 
+import functools
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -15,17 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.zoo.rows import Row, Side, failed, from_json
+from benchmarks.zoo.rows import CopiesRow, Row, Way, failed, from_json
 from benchmarks.zoo.store import Store
+from benchmarks.zoo.task import Task
 
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One network and the side that is to prune it."""
-
-    suite: str
-    name: str
-    side: Side
+# Children are forked by a process of one thread that has imported the libraries.
+FORKS = multiprocessing.get_context("forkserver")
+LINES = 12  # of what a crashed child had to say
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class Limits:
     jobs: int = 1
 
 
-def run(tasks: Iterable[Task], store: Store, limits: Limits, work: Callable[[Task, Limits], Row]) -> None:
+def run(tasks: Iterable[Task], store: Store, limits: Limits, make: Callable[[Task, Limits], Row]) -> None:
     """Work through the tasks, and print a line for each as it ends."""
     waiting = list(tasks)
     done, counting = 0, threading.Lock()
@@ -45,8 +42,8 @@ def run(tasks: Iterable[Task], store: Store, limits: Limits, work: Callable[[Tas
     def one(task: Task) -> None:
         nonlocal done
         start = time.perf_counter()
-        row = work(task, limits)
-        store.add(task.name, task.side, row)
+        row = make(task, limits)
+        store.add(task.name, task.way, row)
         with counting:
             done += 1
             spent = time.perf_counter() - start
@@ -56,41 +53,59 @@ def run(tasks: Iterable[Task], store: Store, limits: Limits, work: Callable[[Tas
         list(pool.map(one, waiting))
 
 
+def preload(modules: Iterable[str]) -> None:
+    """Import these once for all children; what cannot be imported is passed over."""
+    FORKS.set_forkserver_preload(["benchmarks.zoo.child", *modules])
+
+
 def in_a_process(task: Task, limits: Limits) -> Row:
     """The row of one network, made by `benchmarks.zoo.child`."""
-    command = [sys.executable, "-m", "benchmarks.zoo.child", task.suite, task.name, task.side, str(limits.memory)]
-    return attempt(command, task.side, limits)
+    return attempt(functools.partial(_work, task, limits), task.way, limits)
 
 
-def attempt(command: list[str], side: Side, limits: Limits) -> Row:
-    """The row that a command writes into the file named last; whatever goes wrong is a row as well."""
+def attempt(write: Callable[[Path], None], way: Way, limits: Limits) -> Row:
+    """The row that a child writes into a file; whatever goes wrong is a row as well."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "row.json"
-        try:
-            ended = subprocess.run(
-                [*command, str(file)], capture_output=True, text=True, timeout=limits.seconds, env=_environment(limits)
-            )
-        except subprocess.TimeoutExpired:
-            return failed(side, "time-out", f"not done after {limits.seconds:.0f} s")
-        if ended.returncode == 0 and file.exists():
-            return from_json(side, json.loads(file.read_text()))
-        return failed(side, "crash", _cause(ended))
+        file, said = Path(folder) / "row.json", Path(folder) / "stderr"
+        child = FORKS.Process(target=_child, args=(write, file, said))
+        child.start()
+        child.join(limits.seconds)
+        if child.is_alive():
+            child.kill()
+            child.join()
+            return failed(way, "time-out", f"not done after {limits.seconds:.0f} s")
+        row = _row(child.exitcode or 0, file, said, way)
+        if row.result == "crash":
+            print(*said.read_text().splitlines()[-LINES:], sep="\n", file=sys.stderr)
+        return row
 
 
-def _environment(limits: Limits) -> dict[str, str]:
-    """The caller's, with the cores shared out unless the caller did."""
-    threads = max(1, (os.cpu_count() or 1) // limits.jobs)
-    return {"OMP_NUM_THREADS": str(threads), **os.environ}
+def _work(task: Task, limits: Limits, file: Path) -> None:
+    from benchmarks.zoo.child import work  # in the child alone, for the libraries that it imports
+
+    shared = max(1, (os.cpu_count() or 1) // limits.jobs)
+    threads = None if "OMP_NUM_THREADS" in os.environ else shared  # unless the caller shared the cores out
+    work(task, limits.memory, threads, file)
 
 
-def _cause(ended: subprocess.CompletedProcess[str]) -> str:
-    if ended.returncode < 0:
-        return f"killed by {signal.Signals(-ended.returncode).name}"
-    lines = ended.stderr.strip().splitlines()
-    return lines[-1][:200] if lines else f"exit code {ended.returncode}"
+def _child(write: Callable[[Path], None], file: Path, said: Path) -> None:
+    """What runs in the fork: its stderr goes to a file, so that what torch's own code says is kept as well."""
+    sys.stderr = said.open("w", buffering=1)  # left open, for what is said of an error at the very end
+    os.dup2(sys.stderr.fileno(), 2)
+    write(file)
+
+
+def _row(code: int, file: Path, said: Path, way: Way) -> Row:
+    if code == 0 and file.exists():
+        return from_json(way, json.loads(file.read_text()))
+    if code < 0:
+        return failed(way, "crash", f"killed by {signal.Signals(-code).name}")
+    lines = said.read_text().strip().splitlines()
+    return failed(way, "crash", lines[-1][:200] if lines else f"exit code {code}")
 
 
 def _line(task: Task, row: Row) -> str:
-    kept = "" if row.kept is None else f", {row.kept:.0%} of the MACs kept"
+    share = None if isinstance(row, CopiesRow) else row.kept
+    kept = "" if share is None else f", {share:.0%} of the MACs kept"
     why = f" ({row.why[:90]})" if row.why else ""
-    return f"{task.suite} {task.name} {task.side}: {row.result}{kept}{why}"
+    return f"{task.suite} {task.name} {task.way}: {row.result}{kept}{why}"

@@ -6,27 +6,27 @@ import json
 import threading
 from pathlib import Path
 
-from benchmarks.zoo.rows import Row, Side, from_json, to_json
+from benchmarks.zoo.rows import Row, Way, from_json, to_json
 
-Rows = dict[str, dict[Side, Row]]
+Rows = dict[str, dict[Way, Row]]
 
 
 class Store:
-    """The rows of one suite, {network: {side: row}}, written to `path` whenever one comes."""
+    """The rows of one suite, {network: {way: row}}, written to `path` whenever one comes."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()
         self.rows: Rows = read(path)
 
-    def has(self, name: str, side: Side) -> bool:
+    def has(self, name: str, way: Way) -> bool:
         """Whether that network was done."""
-        return side in self.rows.get(name, {})
+        return way in self.rows.get(name, {})
 
-    def add(self, name: str, side: Side, row: Row) -> None:
+    def add(self, name: str, way: Way, row: Row) -> None:
         """Keep a row; a file that is being written is never the one that is read."""
         with self._lock:
-            self.rows.setdefault(name, {})[side] = row
-            plain = {n: {s: to_json(r) for s, r in sides.items()} for n, sides in sorted(self.rows.items())}
+            self.rows.setdefault(name, {})[way] = row
+            plain = {n: {w: to_json(r) for w, r in ways.items()} for n, ways in sorted(self.rows.items())}
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fresh = self.path.with_suffix(".new")
             fresh.write_text(json.dumps(plain, indent=1) + "\n")
@@ -38,4 +38,4 @@ def read(path: Path) -> Rows:
     if not path.exists():
         return {}
     found = json.loads(path.read_text())
-    return {name: {side: from_json(side, data) for side, data in sides.items()} for name, sides in found.items()}
+    return {name: {way: from_json(way, data) for way, data in ways.items()} for name, ways in found.items()}

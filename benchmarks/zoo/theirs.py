@@ -10,11 +10,13 @@ from typing import Any
 import torch
 import torch_pruning
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from benchmarks.zoo.counting import SAMPLES, Observed, observe, tensors_of
 from benchmarks.zoo.masking import Norm, inputs_of, masked
+from benchmarks.zoo.reading import call
 from benchmarks.zoo.rows import TheirRow, brief
-from benchmarks.zoo.suites import Spec
+from benchmarks.zoo.spec import Spec
 
 RATIO = 0.5
 
@@ -28,7 +30,7 @@ def examine(spec: Spec) -> TheirRow:
 
 def _examine(spec: Spec) -> TheirRow:
     model = spec.build()
-    before, size = observe(model, spec.example(SAMPLES)), _size(model)
+    before, size = observe(model, spec.example(SAMPLES), SAMPLES), _size(model)
     row = TheirRow("untouched", macs=before.macs)
     start = time.perf_counter()
     try:
@@ -86,7 +88,7 @@ def _answer_layers(model: nn.Module, spec: Spec) -> list[nn.Module]:
 def _judge(spec: Spec, model: nn.Module, before: Observed, kept: dict[str, Tensor], row: TheirRow) -> TheirRow:
     """The row of a model that did get smaller."""
     try:
-        after = observe(model, spec.example(SAMPLES))
+        after = observe(model, spec.example(SAMPLES), SAMPLES)
     except Exception as error:  # sizes that no longer fit
         return replace(row, result="forward crashes", why=brief(error))
     row = replace(row, kept=after.macs / max(1, before.macs))
@@ -97,12 +99,12 @@ def _judge(spec: Spec, model: nn.Module, before: Observed, kept: dict[str, Tenso
 
 def _difference(spec: Spec, model: nn.Module, kept: dict[str, Tensor]) -> float | None:
     """From the original with the same channels zeroed, relative to its largest output; None if that cannot be run."""
-    inputs = tuple(x.double() if x.is_floating_point() else x for x in spec.example(SAMPLES))
+    batch = tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, spec.example(SAMPLES))
     try:
         model = model.double()
         twin = masked(spec.build().double(), model, kept)
         with torch.no_grad():
-            expected, actual = tensors_of(twin(*inputs)), tensors_of(model(*inputs))
+            expected, actual = tensors_of(call(twin, batch)), tensors_of(call(model, batch))
     except Exception:  # code that insists on float32, or a layer the masks do not fit
         return None
     return max(_relative(a, b) for a, b in zip(actual, expected, strict=True))

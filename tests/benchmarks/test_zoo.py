@@ -1,73 +1,88 @@
 """The benchmark of architectures: nothing that a network does stops it, and its rows become a page."""
 
 import dataclasses
+import functools
 import json
 import sys
+from collections import Counter
 
 import pytest
 import torch
-from benchmarks.zoo import ours
+from benchmarks.zoo import copies, magnitude, pruned
+from benchmarks.zoo.beyond.making import of
 from benchmarks.zoo.child import examine
 from benchmarks.zoo.masking import masked
-from benchmarks.zoo.rows import OurRow, Reason, TheirRow, from_json, to_json
-from benchmarks.zoo.runner import Limits, Task, attempt, run
+from benchmarks.zoo.reading import both, call, images, numbers, tokens
+from benchmarks.zoo.rows import CopiesRow, CutRow, PrunedRow, Reason, Setting, TheirRow, from_json, to_json
+from benchmarks.zoo.runner import Limits, attempt, run
 from benchmarks.zoo.store import Store, read
 from benchmarks.zoo.suites import SUITES
-from benchmarks.zoo.table import RIGHT, render, rewrite, verdict
+from benchmarks.zoo.table import render, rewrite
+from benchmarks.zoo.task import Task
+from benchmarks.zoo.verdicts import RIGHT, verdict
 from torch import nn
 
-PRUNED = OurRow("pruned", "", "half", 2_000_000_000, 0.5, 0.1, 0.25, (Reason(0.25, "a | b"),), "class", 1e-16, True)
+from tests.benchmarks import children
+
+PRUNED = CutRow("pruned", "", "half", 2_000_000_000, 0.5, 0.1, 0.25, (Reason(0.25, "a | b"),), "class", 1e-16, True)
 ROWS = {
-    "small": {"ours": PRUNED, "theirs": TheirRow("pruned", "", 2_000_000_000, 0.3, 1e-15)},
-    "wrong": {"ours": OurRow("untouched"), "theirs": TheirRow("pruned", "", 10, 0.3, 0.2)},
-    "broken": {"ours": OurRow("crash", "killed by SIGABRT")},
+    "small": {"magnitude": PRUNED, "torch-pruning": TheirRow("pruned", "", 2_000_000_000, 0.3, 1e-15)},
+    "wrong": {"magnitude": CutRow("untouched"), "torch-pruning": TheirRow("pruned", "", 10, 0.3, 0.2)},
+    "broken": {"magnitude": CutRow("crash", "killed by SIGABRT")},
 }
 
 
-@pytest.mark.parametrize(
-    ("code", "result", "why"),
-    [
-        ("import os; os.abort()", "crash", "killed by SIGABRT"),
-        ("raise MemoryError", "crash", "MemoryError"),
-        ("import time; time.sleep(30)", "time-out", "not done after 1 s"),
-        ("pass", "crash", "exit code 0"),
-    ],
-)
-def test_whatever_goes_wrong_in_the_process_is_a_row(code, result, why):
-    row = attempt([sys.executable, "-c", code], "ours", Limits(seconds=1 if "sleep" in code else 30))
-    assert (row.result, row.why) == (result, why)
+SETTING = Setting(48, None, "1 core")
 
 
-def test_the_row_is_what_the_process_writes():
-    code = f"import sys; open(sys.argv[1], 'w').write({json.dumps(to_json(PRUNED))!r})"
-    assert attempt([sys.executable, "-c", code], "ours", Limits(seconds=10)) == PRUNED
+def test_what_kills_a_child_is_a_row():
+    row = attempt(children.abort, "fast", Limits(seconds=60))
+    assert (row.result, row.why) == ("crash", "killed by SIGABRT")
+
+
+def test_what_a_child_raises_is_a_row(capsys):
+    row = attempt(children.fail, "magnitude", Limits(seconds=60))
+    assert (row.result, row.why) == ("crash", "MemoryError: not enough")
+    assert "in fail" in capsys.readouterr().err  # where it happened is told as well
+
+
+def test_a_child_that_hangs_or_says_nothing_is_a_row():
+    row = attempt(children.sleep, "magnitude", Limits(seconds=1))
+    assert (row.result, row.why) == ("time-out", "not done after 1 s")
+    assert attempt(children.nothing, "magnitude", Limits(seconds=60)).why == "exit code 0"
+
+
+def test_the_row_is_what_the_child_writes():
+    assert attempt(functools.partial(children.write, PRUNED), "magnitude", Limits(seconds=60)) == PRUNED
 
 
 def test_an_error_of_the_network_is_a_row():
     def broken():
         raise ValueError("no such width")
 
-    spec = dataclasses.replace(SUITES["odd"]()["two inputs"], factory=broken)
-    assert examine("ours", spec) == OurRow("crash", "ValueError: no such width")
+    spec = dataclasses.replace(SUITES["odd"](None)["two inputs"], factory=broken)
+    assert examine("magnitude", spec, 8) == CutRow("crash", "ValueError: no such width")
+    row = examine("best", spec, 8)
+    assert (row.result, row.why, row.setting.samples) == ("crash", "ValueError: no such width", 8)
 
 
 def test_rows_are_kept_as_they_come_and_known_ones_skipped(tmp_path, monkeypatch, capsys):
     from benchmarks.zoo import __main__ as command
 
     store = Store(tmp_path / "odd.json")
-    store.add("two inputs", "ours", PRUNED)
-    monkeypatch.setattr(sys, "argv", ["zoo", "--side", "ours", "--network", "two inputs", "conv1d"])
+    store.add("two inputs", "magnitude", PRUNED)
+    monkeypatch.setattr(sys, "argv", ["zoo", "--method", "magnitude", "--network", "two inputs", "conv1d"])
     tasks = command.waiting("odd", Store(store.path), command.parse())
-    assert tasks == [Task("odd", "conv1d", "ours")]
-    run(tasks, store, Limits(), lambda task, limits: OurRow("untouched"))
-    assert read(store.path) == {"conv1d": {"ours": OurRow("untouched")}, "two inputs": {"ours": PRUNED}}
-    assert "1/1 odd conv1d ours: untouched" in capsys.readouterr().err
+    assert tasks == [Task("odd", "conv1d", "magnitude", 48)]
+    run(tasks, store, Limits(), lambda task, limits: CutRow("untouched"))
+    assert read(store.path) == {"conv1d": {"magnitude": CutRow("untouched")}, "two inputs": {"magnitude": PRUNED}}
+    assert "1/1 odd conv1d magnitude: untouched" in capsys.readouterr().err
 
 
 def test_rows_survive_json():
-    for sides in ROWS.values():
-        for side, row in sides.items():
-            assert from_json(side, json.loads(json.dumps(to_json(row)))) == row
+    for ways in ROWS.values():
+        for way, row in ways.items():
+            assert from_json(way, json.loads(json.dumps(to_json(row)))) == row
 
 
 def test_the_page_is_rewritten_between_its_markers():
@@ -84,7 +99,7 @@ def test_the_page_is_rewritten_between_its_markers():
 
 @pytest.mark.parametrize("name", ["two inputs", "concatenation with itself"])
 def test_odd_networks_lose_half(name):
-    row = ours.examine(SUITES["odd"]()[name])
+    row = magnitude.examine(SUITES["odd"](None)[name])
     assert verdict(row) == RIGHT
     assert row.goal == "half"
     assert 0 < row.least < row.kept <= 0.5
@@ -92,22 +107,23 @@ def test_odd_networks_lose_half(name):
 
 
 def test_the_suites_are_whole():
-    assert {suite: len(build()) for suite, build in SUITES.items()} == {
+    assert {suite: len(build(None)) for suite, build in SUITES.items()} == {
         "torchvision": 80,
         "timm": 97,
         "dense": 6,
         "odd": 22,
+        "beyond": 164,
     }
 
 
 def test_networks_are_the_same_twice_and_depend_on_their_inputs():
-    spec = SUITES["odd"]()["zero-pad shortcut"]
+    spec = SUITES["odd"](None)["zero-pad shortcut"]
     first, second = spec.build(), spec.build()
     assert not first.training
     assert all(len(parameter.unique()) > 1 for parameter in first.parameters())
     with torch.no_grad():
-        one, other = first(*spec.example(2))
-        torch.testing.assert_close(second(*spec.example(2))[0], one, rtol=0, atol=0)
+        one, other = call(first, spec.example(2))
+        torch.testing.assert_close(call(second, spec.example(2))[0], one, rtol=0, atol=0)
     assert (one - other).abs().max() > 1e-2 * one.abs().max()
 
 
@@ -126,3 +142,154 @@ def test_the_masked_original_is_what_a_smaller_network_computes():
         expected = smaller(x)
         actual = masked(whole, smaller, {"1": kept, "2": kept})(x)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_method_is_called_as_users_call_it():
+    row = pruned.examine(SUITES["odd"](None)["squeeze and excite"], "fast", SETTING)
+    assert verdict(row) == RIGHT
+    assert (row.goal, row.form, row.fell_back, row.setting) == ("half", "class", False, SETTING)
+    assert row.kept <= 0.5
+    assert row.left == round(row.kept * row.macs)
+    assert not row.counted
+    assert row.error < 1
+    assert row.memory > 0
+    assert set(row.seconds) == {"trace", "prune", "total"}
+
+
+def test_where_counts_of_macs_differ_torchs_is_told_by_operation():
+    class Odd(nn.Module):
+        """A product that is not in the graph."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            result = self.second(self.first(x).relu())
+            if not torch.compiler.is_exporting():
+                result = result + (x @ x.transpose(1, 2)).mean()
+            return result
+
+    spec = dataclasses.replace(SUITES["odd"](None)["gated linear unit"], factory=Odd)
+    row = pruned.examine(spec, "fast", SETTING)
+    assert row.counted
+
+
+def test_refusals_and_fallbacks_are_told_apart():
+    class Remembers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 8), nn.Linear(8, 3)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen += 1
+            return self.second(self.first(x).relu())
+
+    class Alone(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.only = nn.Linear(16, 8)
+
+        def forward(self, x):
+            return self.only(x)
+
+    spec = SUITES["odd"](None)["gated linear unit"]
+    row = pruned.examine(dataclasses.replace(spec, factory=Remembers), "fast", SETTING)
+    assert (row.result, row.fell_back) == ("pruned", True)
+    row = pruned.examine(dataclasses.replace(spec, factory=Alone), "fast", SETTING)
+    assert row.result == "refused"
+    assert row.why.startswith("LockedError: nothing in Alone can be pruned")
+
+
+@pytest.mark.parametrize("name", ["squeeze and excite", "grouped convolution, GroupNorm"])
+def test_copies_lose_nothing(name):
+    row = copies.examine(SUITES["odd"](None)[name], "fast", SETTING)
+    assert (row.result, row.why) == ("kept", "")
+    assert row.apart <= copies.ALIKE
+    assert 0 < 2 * row.gone <= row.channels
+
+
+def test_channels_that_are_no_copies_are_noticed(monkeypatch):
+    monkeypatch.setattr("tests.fuzz.copies.make_copies", lambda model, structure, twin: None)
+    row = copies.examine(SUITES["odd"](None)["squeeze and excite"], "fast", SETTING)
+    assert row.result == "no copies"
+    assert "tells copies apart" in row.why
+    assert row.apart > copies.ALIKE
+
+
+def test_inputs_are_as_users_give_them():
+    generator = torch.Generator().manual_seed(0)
+    batch = both(tokens(50, 6), pixel_values=images(8), labels=numbers(5))(4, generator)
+    assert {name: tuple(value.shape) for name, value in batch.items()} == {
+        "input_ids": (4, 6),
+        "attention_mask": (4, 6),
+        "pixel_values": (4, 3, 8, 8),
+        "labels": (4,),
+    }
+    assert batch["attention_mask"].sum(1).tolist() == [6, 5, 4, 6]
+    assert ((batch["input_ids"] > 0) == (batch["attention_mask"] > 0)).all()
+    assert [len(part) for (part,) in SUITES["odd"](None)["conv1d"].batches(20, 8)] == [8, 8, 4]
+
+
+def test_libraries_that_are_not_there_are_named(monkeypatch, tmp_path, capsys):
+    from benchmarks.zoo import __main__ as command
+
+    networks = {"there": SUITES["odd"](None)["conv1d"], "lost": of("no_such_library.models:Net", images(8))}
+    monkeypatch.setitem(command.SUITES, "odd", lambda size: networks)
+    monkeypatch.setattr(sys, "argv", ["zoo", "--method", "fast", "best", "--samples", "12", "--size", "40"])
+    tasks = command.waiting("odd", Store(tmp_path / "odd.json"), command.parse())
+    assert tasks == [Task("odd", "there", way, 12, 40) for way in ("fast", "best")]
+    said = capsys.readouterr().err
+    assert "1 networks of no_such_library are left out" in said
+    assert "benchmarks/zoo/requirements.txt" in said
+
+
+def test_images_of_another_size():
+    sizes = {suite: Counter(spec.size for spec in SUITES[suite](96).values()) for suite in ("torchvision", "timm")}
+    assert sizes["torchvision"] == {96: 79, 224: 1}  # maxvit_t has windows that fit 224 alone
+    assert sizes["timm"][96] > 50
+    spec = SUITES["torchvision"](96)["vit_b_32"]
+    assert spec.factory.keywords == {"image_size": 96}
+    assert spec.example(2)[0].shape == (2, 3, 96, 96)
+
+
+METHODS = {
+    "done": {
+        "fast": PrunedRow(
+            "pruned", "", SETTING, "half", 2_000_000_000, 0.5, 2_000_000_000, 10**9, locked=0.0, error=0.01,
+            difference=1e-16, same_shapes=True, seconds={"total": 3.2}, memory=90,
+        ),
+        "best-copies": CopiesRow("kept", "", SETTING, "half", 5, 10, 1e-7, 2e-6, seconds={"total": 4.0}, memory=95),
+    },
+    "other": {
+        "fast": PrunedRow(
+            "pruned", "", Setting(16, 64, "1 core"), "half way", 100, 0.7, 100, 50, {"aten.mm": 100}, 0.1, form="graph",
+            warned=("the paper's method is used: it remembers",), same_shapes=True, seconds={"total": 1.0},
+        ),
+        "best-copies": CopiesRow("lost", "", SETTING, error=0.3, seconds={"total": 1.0}),
+    },
+    "not": {"fast": PrunedRow("refused", "CaptureError: topk", SETTING)},
+}  # fmt: skip
+
+
+def test_methods_have_a_table_of_their_own():
+    page = render({"beyond": METHODS})
+    assert "magnitude" not in page
+    assert "- `fast` on random inputs: 16 to 48 samples, images of side 64; 1 core." in page
+    assert "|  | `fast`: 3 | `best-copies`: 2 |" in page
+    assert f"| {RIGHT} | 2 |  |" not in page
+    assert f"| {RIGHT} | 2 | 0 |" in page
+    assert "| nothing is lost | 0 | 1 |" in page
+    assert "| of the first line: done by the paper's method in its place | 1 |  |" in page
+    assert "| of the first line: MACs within 1 % of torch's count, before and after | 1 |  |" in page
+    assert "- `fast`: refused: CaptureError: topk (not)" in page
+    assert "- `fast`: 50 MACs after, 70 by torch (other)" in page
+    assert "- `best-copies`: lost: 3e-01 of the spread of the outputs (other)" in page
+    assert "| done | 2 | 0% | pruned | 50% | 1e-02 | 1e-16 | 3, 90 | kept | 2e-06 | 4, 95 |" in page
+    assert (
+        "| other | 1e-07 | 10% | pruned, as a graph, by the paper's method | 70% | - | - | 1, 0 | lost | 3e-01 |"
+        in page
+    )
+    widths = {row.count(" | ") for row in page.splitlines() if row.startswith(("| network", "| done", "| other"))}
+    assert len(widths) == 1
