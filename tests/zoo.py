@@ -182,6 +182,25 @@ class Scaled(nn.Module):
         return self.b(F.hardswish(self.a(x)) * self.gamma).mean((2, 3))
 
 
+class Transformer(nn.Module):
+    """Tokens and places are added to a stream that two normalised blocks read and write; scores for the last place."""
+
+    def __init__(self, norm, width=16, tokens=13, places=6):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(tokens, width), nn.Parameter(torch.randn(places, width))
+        self.norms = nn.ModuleList(norm(width) for _ in range(4))
+        self.into = nn.ModuleList(nn.Linear(width, 8, bias=i > 2) for i in range(5))
+        self.out = nn.ModuleList([nn.Linear(8, width), nn.Linear(8, width)])
+        self.head = nn.Linear(width, tokens, bias=False)
+
+    def forward(self, x):
+        x = self.tokens(x) + self.places[: x.shape[1]]
+        q, k, v = (self.into[i](self.norms[0](x)) for i in range(3))
+        x = x + self.out[0](F.scaled_dot_product_attention(q, k, v))
+        x = x + self.out[1](F.gelu(self.into[3](self.norms[1](x)) * self.into[4](self.norms[2](x)).sigmoid()))
+        return self.head(self.norms[3](x)[:, -1])
+
+
 class Unknown(nn.Module):
     """A normalisation over channels that is not understood; the layers before it are."""
 

@@ -23,6 +23,7 @@ from recoup.recovery.choose import Recovered
 from recoup.report.content import Report
 from recoup.statistics.calibrate import Calibration, calibrate
 from recoup.statistics.rank import rank
+from recoup.statistics.rotation import rotate
 from recoup.surgery.apply import apply
 from recoup.surgery.verify import verify
 from recoup.tracing.trace import Traced, trace
@@ -66,6 +67,7 @@ __all__ = [
     "prune",
     "rank",
     "recover",
+    "rotate",
     "split",
     "trace",
     "verify",

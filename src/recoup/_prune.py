@@ -40,6 +40,7 @@ from recoup.report.inspection import Inspection, inspect_structure
 from recoup.report.making import make_report, score_of
 from recoup.statistics.calibrate import calibrate
 from recoup.statistics.rank import rank
+from recoup.statistics.rotation import after, rotated, rotation
 from recoup.surgery.apply import apply
 from recoup.surgery.verify import agree, require_real_outputs, verify
 from recoup.tracing.preparation import require_idle
@@ -81,6 +82,7 @@ def prune(
     exclude: Iterable[str] = (),
     method: str | Method = "best",
     keep_class: bool = False,
+    streams: bool = False,
     progress: Progress = silent,
 ) -> Result:
     """A smaller model that does what `model` does, without retraining; `model` itself is not changed.
@@ -103,6 +105,8 @@ def prune(
         exclude: names of those that may not.
         method: `recoup.Best()`, `Fast()`, `Paper()`, `Released()`, or one of their names.
         keep_class: lock what the model's own class cannot hold at another size, rather than return a standalone graph.
+        streams: turn residual streams under LayerNorm or RMSNorm into their principal components, as `recoup.rotate`
+            does, and prune them too; `calibration` is then read twice.
         progress: called with the stage, the steps done and their number.
     """
     method = find_method(method)
@@ -111,13 +115,16 @@ def prune(
     require_model(model)
     require_progress(progress)
     require_flag("keep_class", keep_class)
+    require_flag("streams", streams)
     choice = Choice.of(only, exclude)
     clock, watch = Clock(), MemoryWatch(device_of(model))
     with clock("trace"):
         batches = Stream(calibration)
         untie = budget is None or budget.of != "parameters"
-        traced = _prunable(model, batches.first, keep_class=keep_class, choice=choice, untie=untie)
-        given, model = model, traced.standalone.model  # a copy, from here on
+        turned = rotation(model, batches.first, batches.again()) if streams else None
+        given, model = model, model if turned is None else rotated(model, turned, batches.first)
+        traced = _prunable(model, batches.first, keep_class=keep_class, choice=choice, untie=untie, streams=streams)
+        model = traced.standalone.model  # a copy, from here on
         widths_by_group(traced.structure, goal.widths)  # a name that does not exist is refused before the work
         method = runnable(method, traced, goal)
     with clock("split"):
@@ -146,7 +153,8 @@ def prune(
     report = make_report(seen, allocation, recovered, smaller, proof, score, clock.seconds, rankings, peak)
     for warning in report.warnings:
         warn(warning)
-    return Result(smaller, recovered.plan, report, first_samples(data.first), class_name(type(model)))
+    plan = recovered.plan if turned is None else after(turned, recovered.plan, given)
+    return Result(smaller, plan, report, first_samples(data.first), class_name(type(model)))
 
 
 @undisturbed
@@ -163,20 +171,23 @@ def inspect(
     return inspect_structure(model, traced.structure)
 
 
-def _prunable(model: nn.Module, example: Any, *, keep_class: bool, choice: Choice, untie: bool) -> Traced:
+def _prunable(
+    model: nn.Module, example: Any, *, keep_class: bool, choice: Choice, untie: bool, streams: bool
+) -> Traced:
     """The structure to work on: that of the standalone form only if one graph serves every batch size.
 
     Raises:
         LockedError: nothing can be pruned.
     """
     only, exclude, call = choice.only, choice.exclude, inputs_of(example, model).to(device_of(model))
-    traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude, untie=untie)
+    options: dict[str, Any] = {"only": only, "exclude": exclude, "untie": untie, "streams": streams}
+    traced = trace(model, example, keep_class=keep_class, **options)
     try:
         if traced.form is not None:
             entering(traced.form.host, call.args, call.kwargs)
     except (CaptureError, InputError) as error:
         warn(f"only what the model's own class holds is pruned: {error}")
-        traced = trace(model, example, keep_class=True, only=only, exclude=exclude, untie=untie)
+        traced = trace(model, example, keep_class=True, **options)
     require_real_outputs(traced.standalone.original)
     if traced.idle:
         require_idle(traced.standalone.model, traced.idle, call)

@@ -16,11 +16,28 @@ from torch.utils._pytree import TreeSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:
-    """Keep the indices `kept` (long) along `dim` of a parameter or buffer."""
+    """Keep the indices `kept` (long) along `dim` of a parameter or buffer, `factor` times what they were."""
 
     tensor: str
     dim: int
     kept: Tensor
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Centred:
+    """Along `dim` of a parameter, what it has at the indices `kept` (long) adds up to zero."""
+
+    tensor: str
+    dim: int
+    kept: Tensor
+
+
+def centre(value: Tensor, where: Centred) -> Tensor:
+    """The tensor with the mean over these indices taken off them."""
+    kept = where.kept.to(value.device)
+    part = value.index_select(where.dim, kept)
+    return value.index_copy(where.dim, kept, part - part.mean(dim=where.dim, keepdim=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +103,7 @@ class Plan:
     untied: weights of layers that were tables of embeddings too, and become the layers' own.
     idle: modules that do not run in eval mode, such as heads for training; they are not cut, and refuse to run.
     keeps_hooks: whether the model's hooks are a part of it.
+    centred: what has no mean over the channels that are kept; `weights` have it so up to their own rounding.
     """
 
     keep: Mapping[str, Tensor]
@@ -97,3 +115,4 @@ class Plan:
     untied: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
     keeps_hooks: bool = False
+    centred: tuple[Centred, ...] = ()

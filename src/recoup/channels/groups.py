@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from recoup.channels.bias_places import places_of_biases, shared_biases
+from recoup.channels.norm_paths import hold_norms
 from recoup.channels.propagate import Propagated
 from recoup.channels.rectangles import Resolution, make_rectangular, resolution
 from recoup.graph.capture import Captured
 from recoup.graph.usage import read_in_other_roles
 from recoup.labels.arrays import components, compress, core, varying_dims
-from recoup.labels.constraints import RETURNED, Constraints, Elementwise, OtherProduct, Product
+from recoup.labels.constraints import RETURNED, Constraints, Elementwise, Norm, OtherProduct, Product
 from recoup.plan import Slice
 
 # Reasons listed per group: enough to act on, short enough to read.
@@ -83,8 +85,8 @@ class Structure:
     """All that pruning has to know of a network's wiring.
 
     `values` are the channels of every value in the graph that consists of channels alone; `elementwise` are its batch
-    norms and activations, `others` what it multiplies outside of layers. `shared` names weights and biases of layers
-    that somebody else reads too.
+    norms and activations, `others` what it multiplies outside of layers, `norms` its normalisations over channels that
+    may go. `shared` names weights and biases of layers that somebody else reads too.
     """
 
     groups: tuple[Group, ...]
@@ -96,6 +98,7 @@ class Structure:
     elementwise: tuple[Elementwise, ...] = ()
     shared: frozenset[str] = frozenset()
     others: tuple[OtherProduct, ...] = ()
+    norms: tuple[Norm, ...] = ()
 
     @property
     def width(self) -> int:
@@ -132,7 +135,13 @@ class Structure:
     def slices(self, keep: Tensor) -> tuple[Slice, ...]:
         """What `keep` leaves of every parameter and buffer it touches."""
         cut = ((site, self.keep_indices(site.channel_of, keep)) for site in self.sites)
-        return tuple(Slice(s.tensor, s.dim, mask.nonzero().squeeze(1)) for s, mask in cut if not bool(mask.all()))
+        found = ((site, mask.nonzero().squeeze(1)) for site, mask in cut if not bool(mask.all()))
+        return tuple(Slice(s.tensor, s.dim, kept, self._factor(s, len(kept))) for s, kept in found)
+
+    def _factor(self, site: Site, kept: int) -> float:
+        """What makes up for a normalisation over fewer channels, where a tensor is the gain of one."""
+        is_gain = any(norm.gain == site.tensor for norm in self.norms)
+        return math.sqrt(len(site.channel_of) / kept) if is_gain else 1.0
 
     @cached_property
     def _never_empty(self) -> list[tuple[int, int, Tensor]]:
@@ -176,6 +185,7 @@ class Structure:
 def resolve(propagated: Propagated, model: nn.Module, captured: Captured) -> tuple[Structure, Tensor]:
     """Groups, sites and consumers from what was propagated, and the channel number of every label (-1: none)."""
     constraints = propagated.constraints
+    hold_norms(constraints, captured)
     _lock_double_uses(constraints)
     shared = read_in_other_roles(captured) | shared_biases(constraints.products, captured)
     _lock_shared_weights(constraints, shared)
@@ -189,7 +199,8 @@ def resolve(propagated: Propagated, model: nn.Module, captured: Captured) -> tup
     shapes |= {captured.tensors[name]: tuple(value.shape) for name, value in captured.values.items()}
     values = _values(propagated, numbering)
     products = tuple(constraints.products)
-    return Structure(groups, sites, values, consumers, products, shapes, shared=shared), numbering
+    norms = tuple(replace(norm, channels=numbers(norm.channels, numbering)) for norm in constraints.norms)
+    return Structure(groups, sites, values, consumers, products, shapes, shared=shared, norms=norms), numbering
 
 
 def without(structure: Structure, tensors: frozenset[str]) -> Structure:

@@ -28,9 +28,9 @@ class Propagated:
     labels: Mapping[str, Any]
 
 
-def propagate(captured: Captured, *, sizes_stay: bool = False) -> Propagated:
+def propagate(captured: Captured, *, sizes_stay: bool = False, frees_norms: bool = False) -> Propagated:
     """Follow labels from the inputs to the outputs; what reaches an output is locked."""
-    constraints = Constraints(sizes_stay=sizes_stay)
+    constraints = Constraints(sizes_stay=sizes_stay, frees_norms=frees_norms)
     values: dict[fx.Node, Any] = {}
     moving = written_tensors(captured)
     for node in captured.graph.nodes:

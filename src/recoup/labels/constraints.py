@@ -90,6 +90,23 @@ class OtherProduct:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """A normalisation over channels, `channels` in their order; a centred one takes their mean off.
+
+    `gain` and `bias` name its parameters, `sources` the tensors that what it reads is a sum of. `site` names the
+    operation and the module it happens in.
+    """
+
+    node: str
+    site: str
+    gain: str
+    bias: str | None
+    channels: Tensor
+    is_centred: bool
+    sources: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Meeting:
     """An operand that meets channels along some dims and is repeated along others (`stretched`).
 
@@ -109,7 +126,8 @@ class Constraints:
     `sites` says which label each index along a dim of a tensor has; `elements` which one each element of a free
     parameter of several dims has, until it is known along which of them its channels lie. `meetings` and `boxes` wait
     for the same: a box is an activation that is computed with, so what remains of it must be rectangular. With
-    `sizes_stay`, the numbers in the code cannot be put right, and what they put beside channels is of fixed size.
+    `sizes_stay`, the numbers in the code cannot be put right, and what they put beside channels is of fixed size. With
+    `frees_norms`, what is normalised over channels may lose some of them; `norms` has these normalisations.
     """
 
     blocks: list[Block] = field(default_factory=list)
@@ -120,8 +138,10 @@ class Constraints:
     products: list[Product] = field(default_factory=list)
     meetings: list[Meeting] = field(default_factory=list)
     boxes: list[Tensor] = field(default_factory=list)
+    norms: list[Norm] = field(default_factory=list)
     count: int = 0
     sizes_stay: bool = False
+    frees_norms: bool = False
 
     def fresh(self, count: int) -> Tensor:
         """New labels (count,) for what no layer makes: free parameters, zeros put beside channels."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
+
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from recoup.labels.arrays import along
-from recoup.labels.constraints import Constraints, TensorRef
+from recoup.labels.arrays import along, varying_dims
+from recoup.labels.constraints import Constraints, Norm, TensorRef
 from recoup.operators.call import LabelCall, Value, lock_operands
 from recoup.operators.differential import Differential, RecordedCall
+from recoup.operators.names import argument, operation_name
 from recoup.operators.record import operator
-from recoup.operators.resizing import groups_at
+from recoup.operators.resizing import CallArguments, Remaining, groups_at, unchanged, with_argument
+
+# Where the epsilon stands among the arguments, and what it is if it does not stand there.
+_EPS: dict[str, tuple[int, float | None]] = {"layer_norm": (4, 1e-5), "rms_norm": (3, None)}
 
 
 def _scaled(call: RecordedCall) -> Differential | None:
@@ -78,11 +84,64 @@ def group_norm(call: LabelCall, constraints: Constraints) -> Value:
     return along(channels, 1, call.shape)
 
 
-@operator("layer_norm", "rms_norm", "native_layer_norm")
+def _refresh_normalised(module: Any) -> None:
+    """Fewer channels; over n in the place of m the mean of the squares is m / n times as large, and so is epsilon."""
+    if module.weight is None or tuple(module.weight.shape) == tuple(module.normalized_shape):
+        return
+    before, after = module.normalized_shape[-1], module.weight.shape[-1]
+    module.normalized_shape = tuple(module.weight.shape)
+    module.eps = None if module.eps is None else module.eps * before / after
+
+
+def _fewer(node: fx.Node, remaining: Remaining) -> CallArguments:
+    """The same for a call in a graph."""
+    name, source = operation_name(node.target), argument(node, 0, "input")
+    before, after = remaining.layout(source).shape[-1], remaining.shape(source)[-1]
+    if before == after or name not in _EPS:
+        return unchanged(node, remaining)
+    place, default = _EPS[name]
+    eps = argument(node, place, "eps", default)
+    call = with_argument(node, 1, "normalized_shape", [after])
+    if eps is None:
+        return call
+    args = [*call.args, *[None] * (place - len(call.args))]
+    return CallArguments(call.target, (*args[:place], eps * before / after, *args[place + 1 :]), call.kwargs)
+
+
+@operator(
+    "layer_norm",
+    "rms_norm",
+    "native_layer_norm",
+    resize=_fewer,
+    modules={nn.LayerNorm: _refresh_normalised, nn.RMSNorm: _refresh_normalised},
+)
 def layer_norm(call: LabelCall, constraints: Constraints) -> Value:
-    """Over the last dims; exact only where all that is normalised together stays together."""
+    """Over the last dims; exact where all that is normalised together stays, or the statistics can be put right."""
     labels = constraints.labels_of(call.args[0])
     dims = range(labels.dim() - len(call.args[1]), labels.dim())
+    if constraints.frees_norms and call.name in _EPS and _is_of_channels(labels, len(dims)):
+        return _over_channels(call, labels, constraints)
     mixed = constraints.mix(labels, dims, f"{call.site} normalises over channels")
     result = labels if mixed is None else mixed
     return result if call.name != "native_layer_norm" else [result, None, None]
+
+
+def _is_of_channels(labels: Tensor, dims: int) -> bool:
+    """Whether all that is normalised together are channels, one for each index of the last dim."""
+    return dims == 1 and varying_dims(labels) == [labels.dim() - 1] and bool((labels.flatten(0, -2)[0] >= 0).all())
+
+
+def _over_channels(call: LabelCall, labels: Tensor, constraints: Constraints) -> Value:
+    """What it reads may lose channels if it has a gain, by which the scale is put right."""
+    dim = labels.dim() - 1
+    gain = call.argument(2, "weight")
+    bias = call.argument(3, "bias") if call.name == "layer_norm" else None
+    if not isinstance(gain, TensorRef) or not (bias is None or isinstance(bias, TensorRef)):
+        return lock_operands(call, constraints, f"{call.site} normalises over channels without a gain of its own")
+    channels = constraints.channels_along(labels, dim, call.site)
+    for tensor in (gain, bias):
+        if tensor is not None:
+            constraints.site(tensor, 0, channels)
+    name = None if bias is None else bias.name
+    constraints.norms.append(Norm(call.node, call.site, gain.name, name, channels, call.name == "layer_norm"))
+    return along(channels, dim, call.shape)

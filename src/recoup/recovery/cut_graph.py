@@ -6,6 +6,7 @@ segment does not compute what the whole one with zeros does, the segment is left
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,9 +18,10 @@ from recoup.graph.purity import make_pure
 from recoup.graph.runner import Watcher, run
 from recoup.labels.layout import Layout
 from recoup.operators.names import operation_name
-from recoup.plan import GraphPlan
+from recoup.plan import GraphPlan, Slice
 from recoup.recovery.segments import Segment
 from recoup.statistics.calibrate import Calibration
+from recoup.surgery.apply import cut
 
 # Relative difference that rounding may make between the cut segment and the whole one.
 ROUNDING = 1e-3
@@ -37,28 +39,27 @@ class CutGraph:
         graph, _ = copied(plan.graph)
         make_pure(graph)
         self._twins = {node.name: node for node in graph.nodes}
-        self._kept: dict[str, list[tuple[int, Tensor]]] = {}
+        self._kept: dict[str, list[Slice]] = {}
         for piece in structure.slices(keep):
-            self._kept.setdefault(piece.tensor, []).append((piece.dim, piece.kept))
+            self._kept.setdefault(piece.tensor, []).append(piece)
         for consumer in structure.consumers:
             mask = structure.keep_indices(consumer.outputs, keep)
             for name in consumer.biases:
                 if name not in structure.shapes and not bool(mask.all()):
-                    self._kept.setdefault(name, [(0, mask.nonzero().squeeze(1))])
+                    self._kept.setdefault(name, [Slice(name, 0, mask.nonzero().squeeze(1))])
 
     def tensor(self, name: str, value: Tensor) -> Tensor:
         """What is left of a parameter or buffer."""
-        for dim, kept in self._kept.get(name, ()):
-            value = value.index_select(dim, kept.to(value.device))
-        return value
+        return functools.reduce(cut, self._kept.get(name, ()), value)
 
-    def restored(self, name: str, value: Tensor, cut: Tensor) -> Tensor:
-        """`value` with what is left of it replaced by `cut`."""
+    def restored(self, name: str, value: Tensor, left: Tensor) -> Tensor:
+        """`value` with what is left of it replaced by `left`."""
         index = [torch.arange(size, device=value.device) for size in value.shape]
-        for dim, kept in self._kept.get(name, ()):
-            index[dim] = kept.to(value.device)
+        for piece in self._kept.get(name, ()):
+            index[piece.dim] = piece.kept.to(value.device)
+            left = left / piece.factor
         whole = value.clone()
-        whole[torch.meshgrid(*index, indexing="ij")] = cut.to(value.dtype)
+        whole[torch.meshgrid(*index, indexing="ij")] = left.to(value.dtype)
         return whole
 
     def value(self, name: str, value: Any) -> Any:

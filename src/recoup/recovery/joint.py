@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from recoup.algebra.gauss_newton import Parameters, gauss_newton
+from recoup.channels.settling import settled
 from recoup.inputs.split import HELD_OUT, Split
 from recoup.recovery.activation_store import memory_of, resident_of, work_of
 from recoup.recovery.cut_graph import CutGraph
@@ -48,7 +49,7 @@ class JointRefits:
         written: Mapping[str, Tensor],
         steps: int,
     ) -> None:
-        self._calibration, self._split, self._steps = calibration, split, steps
+        self._calibration, self._split, self._keep, self._steps = calibration, split, keep, steps
         span = sequential_method(calibration).span
         self.segments = segments_of(calibration, schedule, written, span) if steps and schedule.is_pure else {}
         self._cut_graph = CutGraph(calibration, keep, written) if self.segments else None
@@ -61,7 +62,8 @@ class JointRefits:
             problem = None if segment is None else self.problem(twin, segment, written)
             if segment is not None and problem is not None:
                 changes = refit_jointly(problem, twin, segment, self._split, self._steps)
-                changed = {} if changes is None else problem.tensors(changes)
+                found = {} if changes is None else problem.tensors(changes)
+                changed = settled(self._calibration.structure, {}, found, self._keep)
         if segment is not None and changed:
             twin.rewrite(segment, changed)
         return changed

@@ -12,6 +12,7 @@ from torch import Tensor
 from recoup.algebra.moments import Moments
 from recoup.algebra.ridge import Compensated, compensate, moved, on_new_rows, rescale_variance
 from recoup.channels.groups import Consumer
+from recoup.channels.settling import settled
 from recoup.plan import Plan, Recovery
 from recoup.recovery.plans import assemble
 from recoup.statistics.calibrate import Calibration, Statistics
@@ -28,7 +29,8 @@ def recover_in_one_pass(calibration: Calibration, keep: Tensor, *, rescale: bool
 
 def one_pass_weights(calibration: Calibration, keep: Tensor) -> dict[str, Tensor]:
     """The refitted tensors alone, at their original size."""
-    return _solutions(calibration, keep, rescale=False)[0]
+    weights = _solutions(calibration, keep, rescale=False)[0]
+    return settled(calibration.structure, calibration.parameters, weights, keep)
 
 
 def _solutions(calibration: Calibration, keep: Tensor, rescale: bool) -> tuple[dict[str, Tensor], dict[str, Recovery]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recoup.channels.groups import Structure
+from recoup.channels.settling import centred, settled
 from recoup.errors import UsageError
 from recoup.plan import Plan, Recovery, Slice
 from recoup.statistics.calibrate import Calibration
@@ -19,13 +20,15 @@ def assemble(
 ) -> Plan:
     """The plan that keeps `keep` and writes `weights`."""
     structure = calibration.structure
+    weights = settled(structure, calibration.parameters, weights, keep)
     slices = (*structure.slices(keep), *_slices_of_new_biases(structure, weights, keep))
     touched = {*weights, *(piece.tensor for piece in slices)}
     shapes = {name: structure.shapes[name] for name in sorted(touched) if name in structure.shapes}
     traced = calibration.traced
     plan = Plan(structure.masks(keep), slices, weights, shapes, recovery, traced.graph(keep, frozenset(weights)))
     given = traced.standalone.given
-    return replace(plan, untied=given.untied, idle=traced.idle, keeps_hooks=given.keeps_hooks)
+    middle = centred(structure, weights, keep)
+    return replace(plan, untied=given.untied, idle=traced.idle, keeps_hooks=given.keeps_hooks, centred=middle)
 
 
 def _slices_of_new_biases(structure: Structure, weights: Mapping[str, Tensor], keep: Tensor) -> list[Slice]:

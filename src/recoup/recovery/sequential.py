@@ -16,6 +16,7 @@ from torch import Tensor
 from recoup.algebra.moments import Accumulator, sensitivity
 from recoup.algebra.patches import paired_rows
 from recoup.algebra.ridge import Fitted, Joint, moved, shrunk
+from recoup.channels.settling import settled
 from recoup.inputs.split import Split
 from recoup.plan import Plan, Recovery
 from recoup.progress import Progress, silent
@@ -54,8 +55,8 @@ def recover_in_sequence(
                 if layer.inputs <= most_inputs(point.consumer.kernel):
                     with surviving("the refit in sequence", point.consumer.name):
                         tensors, recovery[point.consumer.name] = layer.refit(twin, split)
-                        written |= tensors
-                        twin.write(tensors)
+                        written |= settled(calibration.structure, {}, tensors, keep)
+                        twin.write({name: written[name] for name in tensors})
             written |= joints.refit(twin, point, written)
             progress("recover", number, len(schedule.points))
     finally:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from recoup.channels.groups import Structure, named_tensors
+from recoup.channels.settling import centred, settled
 from recoup.errors import ArtefactError, InputError, require_kind
 from recoup.graph.copies import duplicate, light_copy, strip_hooks, untie
 from recoup.graph.standalone import standalone
 from recoup.inputs.surroundings import undisturbed
 from recoup.operators.record import refresh_of
-from recoup.plan import GraphPlan, Plan, Slice
+from recoup.plan import GraphPlan, Plan, Slice, centre
 
+# How many times the relative precision a product may be off: it is rounded once, and so is the factor.
+ROUNDED = 2.0
 _Places: TypeAlias = dict[int, list[tuple[dict[str, Any], str]]]
 
 
@@ -35,7 +40,7 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     for piece in plan.slices:
         tensor = _get(smaller, piece.tensor)
         assert tensor is not None
-        _replace(places, tensor, tensor.detach().index_select(piece.dim, piece.kept.to(tensor.device)))
+        _replace(places, tensor, cut(tensor.detach(), piece))
     if plan.graph is not None:
         return standalone(plan.graph, named_tensors(smaller)).train(model.training)
     for name in {piece.tensor.rpartition(".")[0] for piece in plan.slices}:
@@ -43,6 +48,12 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     for name in plan.idle if plan.slices else ():
         smaller.get_submodule(name).register_forward_pre_hook(functools.partial(_refuse_to_run, name))
     return smaller
+
+
+def cut(tensor: Tensor, piece: Slice) -> Tensor:
+    """What a slice leaves of a tensor."""
+    left = tensor.index_select(piece.dim, piece.kept.to(tensor.device))
+    return left if piece.factor == 1.0 else left * piece.factor
 
 
 def _refuse_to_run(name: str, *_: Any) -> None:
@@ -83,6 +94,26 @@ def masked(model: nn.Module, plan: Plan) -> nn.Module:
         else:
             _replace(places, old, value.to(device=old.device, dtype=old.dtype).contiguous().clone())
     return twin
+
+
+def without_rounding(twin: nn.Module, plan: Plan, smaller: nn.Module) -> None:
+    """Take the rounding of the plan's tensors out of a masked copy that is in a higher precision by now.
+
+    What the plan has centred is centred again. What is left of a gain times a factor, as the smaller model has it, is
+    the masked copy's but for rounding; otherwise it stays, and the two differ.
+    """
+    places, cut_tensors = _places(twin), named_tensors(smaller)
+    for where in plan.centred:
+        held = _get(twin, where.tensor)
+        assert held is not None
+        _replace(places, held, centre(held.detach(), where))
+    for piece in plan.slices:
+        held = _get(twin, piece.tensor) if piece.factor != 1.0 else None
+        if held is not None:
+            left, own = cut_tensors[piece.tensor].detach(), held.detach()
+            exact, rounding = left.to(own.dtype) / piece.factor, ROUNDED * torch.finfo(left.dtype).eps
+            if torch.allclose(exact, cut(own, replace(piece, factor=1.0)), rtol=rounding, atol=0.0):
+                _replace(places, held, own.index_copy(piece.dim, piece.kept.to(own.device), exact))
 
 
 def _check_shapes(model: nn.Module, plan: Plan) -> None:
@@ -152,8 +183,9 @@ def bare_plan(
         for consumer in structure.consumers
         if not bool((kept := structure.keep_indices(consumer.inputs, keep)).all())
     }
+    weights = settled(structure, tensors, weights, keep)
     shapes = {name: structure.shapes[name] for name in {*weights, *(piece.tensor for piece in slices)}}
-    return Plan(structure.masks(keep), slices, weights, shapes, graph=graph)
+    return Plan(structure.masks(keep), slices, weights, shapes, graph=graph, centred=centred(structure, weights, keep))
 
 
 def _zero_inputs(weight: Tensor, keep: Tensor, input_dim: int) -> Tensor:

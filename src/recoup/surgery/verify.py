@@ -16,7 +16,7 @@ from recoup.graph.modes import exact_float32
 from recoup.inputs.batches import Inputs, device_of, inputs_of, leaves_in
 from recoup.inputs.surroundings import undisturbed
 from recoup.plan import Plan
-from recoup.surgery.apply import masked
+from recoup.surgery.apply import masked, without_rounding
 from recoup.surgery.comparison import Proof, compare, worse
 
 # Samples in a random batch and in one of real ones: more than one, so that a mixed-up batch dimension shows.
@@ -41,7 +41,9 @@ def verify(model: nn.Module, plan: Plan, smaller: nn.Module, example: Any) -> Pr
     inputs = inputs_of(example, model).to(device)
 
     def pair() -> _Pair:
-        return _Pair(masked(model, plan).eval(), duplicate(smaller).eval()).in_float64(inputs.first(1))
+        both = _Pair(masked(model, plan).eval(), duplicate(smaller).eval()).in_float64(inputs.first(1))
+        without_rounding(both.whole, plan, smaller)
+        return both
 
     batches = list(_batches(inputs))
     if plan.graph is not None:

@@ -21,7 +21,8 @@ from recoup.channels.head import read_by_head
 from recoup.channels.layouts import layouts
 from recoup.channels.other_products import with_other_products
 from recoup.channels.patterns import Choice
-from recoup.channels.propagate import propagate
+from recoup.channels.propagate import Propagated, propagate
+from recoup.channels.settling import with_whole_streams
 from recoup.config import require_flag
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.biases import with_biases
@@ -152,12 +153,14 @@ def trace(
     only: Iterable[str] = (),
     exclude: Iterable[str] = (),
     untie: bool = True,
+    streams: bool = False,
 ) -> Traced:
     """The structure of `model`: its groups of channels, what is locked and why; `example` is one batch of inputs.
 
     With `keep_class`, what the model's own class cannot hold at another size is locked too. So are groups that `only`
     does not name or `exclude` does: by the name of a group or of a module, with wildcards. A layer whose weight is a
-    table of embeddings too gets one of its own; without `untie` what it reads is locked.
+    table of embeddings too gets one of its own; without `untie` what it reads is locked. With `streams`, what a
+    LayerNorm or RMSNorm reads may lose channels too.
 
     Raises:
         CaptureError: `torch.export` cannot capture the model.
@@ -165,11 +168,12 @@ def trace(
     """
     require_model(model)
     require_flag("keep_class", keep_class)
+    require_flag("streams", streams)
     choice = Choice.of(only, exclude)
     inputs = inputs_of(example, model).first(1).to(device_of(model))
     with without_collection():
         given = prepared(model, inputs, may_untie=untie)
-        return _trace(given, inputs, choice, keep_class=keep_class, may_untie=untie)
+        return _trace(given, inputs, choice, keep_class=keep_class, may_untie=untie, streams=streams)
 
 
 def plain_cut(traced: Traced, keep: Tensor) -> Plan:
@@ -177,13 +181,15 @@ def plain_cut(traced: Traced, keep: Tensor) -> Plan:
     return bare_plan(traced.structure, named_tensors(traced.host), keep, traced.graph(keep))
 
 
-def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool, may_untie: bool) -> Traced:
+def _trace(
+    given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool, may_untie: bool, streams: bool
+) -> Traced:
     model = given.model
     original = capture(model, sample)
     if keep_class:
         captured, added = with_biases(original)
-        propagated = propagate(captured, sizes_stay=True)
-        structure, numbering = resolve(propagated, model, captured)
+        propagated = propagate(captured, sizes_stay=True, frees_norms=streams)
+        structure, numbering = _resolved(propagated, model, captured)
         structure = choice.lock_others(with_elementwise(structure, propagated, numbering, captured))
         ways = layouts(propagated.labels, numbering, structure)
         own = lock_what_breaks(model, without(structure, added), sample, original, ways)
@@ -192,8 +198,8 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
         return _traced(own, Form(given, sample, original, captured, ways, added, None))
     folded = fold(original, untie=may_untie)
     captured, added = with_biases(folded.captured)
-    propagated = propagate(captured)
-    structure, numbering = resolve(propagated, model, captured)
+    propagated = propagate(captured, frees_norms=streams)
+    structure, numbering = _resolved(propagated, model, captured)
     structure = choice.lock_others(with_elementwise(structure, propagated, numbering, captured))
     ways = layouts(propagated.labels, numbering, structure)
     structure = with_other_products(structure, ways, captured)
@@ -206,6 +212,11 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
     sites = tuple(site for site in own.sites if site.tensor not in folded.names)
     consumers = tuple(consumer for consumer in own.consumers if consumer.weight not in folded.names)
     return _traced(replace(own, sites=sites, consumers=consumers), form)
+
+
+def _resolved(propagated: Propagated, model: nn.Module, captured: Captured) -> tuple[Structure, Tensor]:
+    structure, numbering = resolve(propagated, model, captured)
+    return with_whole_streams(structure), numbering
 
 
 def _traced(structure: Structure, form: Form) -> Traced:

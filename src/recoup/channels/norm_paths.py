@@ -1,0 +1,71 @@
+"""What a normalisation over channels reads: a sum of layers' outputs, tables and free parameters, or something else.
+
+A channel that these leave at zero is zero where it is normalised, and adds nothing to the statistics. Where the
+outputs of each are centred over the channels that are left, so is the sum, and the mean is zero over any number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import fx
+
+from recoup.graph.capture import Captured, module_path
+from recoup.labels.constraints import Constraints
+from recoup.operators.names import operation_name
+from recoup.operators.record import Operator, operator_of
+
+# They keep what is zero at zero, and a mean over channels of zero too.
+_LINEAR = ("clone", "contiguous", "alias", "to", "_to_copy", "detach", "type_as", "mean", "sum")
+_SCALES = ("mul", "div")
+
+
+def hold_norms(constraints: Constraints, captured: Captured) -> None:
+    """Find what every normalisation reads a sum of, and lock where it is no such sum."""
+    nodes = {node.name: node for node in captured.graph.nodes}
+    stored = {captured.tensors[name]: nodes[name] for name in captured.tensors if name in nodes}
+    for place, norm in enumerate(constraints.norms):
+        sources, obstacle = _sources(nodes[norm.node].all_input_nodes[0], captured)
+        users = {user for name in (norm.gain, norm.bias) if name is not None for user in stored[name].users}
+        if obstacle is None and any(user.name not in {other.node for other in constraints.norms} for user in users):
+            obstacle = f"{norm.gain} is read by others too"
+        if obstacle is not None:
+            constraints.lock(norm.channels, f"{norm.site} normalises over channels: {obstacle}")
+        constraints.norms[place] = replace(norm, sources=sources)
+
+
+def _sources(value: fx.Node, captured: Captured) -> tuple[frozenset[str], str | None]:
+    """The tensors that a value is a sum of, and what stands in the way of that."""
+    found: set[str] = set()
+    waiting, seen = [value], {value}
+    while waiting:
+        node = waiting.pop()
+        behind: list[fx.Node] = []
+        if node.op == "placeholder":
+            found.update(captured.tensors[node.name] for _ in range(node.name in captured.tensors))
+        elif node.op != "call_function":
+            return frozenset(), f"{node.name} is nothing to be changed"
+        elif makes_channels(node, operator_of(node.target)):
+            found |= {captured.tensors[part.name] for part in node.all_input_nodes if part.name in captured.tensors}
+        elif passes_on(node, operator_of(node.target)):
+            behind = node.all_input_nodes
+        else:
+            return frozenset(), f"{operation_name(node.target)} in {module_path(node) or 'forward'} comes before it"
+        waiting += [source for source in behind if source not in seen]
+        seen.update(behind)
+    return frozenset(found), None
+
+
+def makes_channels(node: fx.Node, record: Operator) -> bool:
+    """Whether it is a layer, all of whose outputs see all inputs, or a table."""
+    if record.layer is None:
+        return operation_name(node.target) == "embedding"
+    return not (record.layer.has_window and record.layer.argument(node, "groups", 1) != 1)
+
+
+def passes_on(node: fx.Node, record: Operator) -> bool:
+    """Whether what is zero stays zero, and each channel is treated alike."""
+    name, sources = operation_name(node.target), len(node.all_input_nodes)
+    if record.is_addition:
+        return all(isinstance(value, fx.Node) for value in node.args[:2])
+    return record.is_movement or record.returns_input or name in _LINEAR or (name in _SCALES and sources == 1)
