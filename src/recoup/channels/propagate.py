@@ -11,13 +11,14 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from recoup.graph.capture import Captured, module_path
+from recoup.graph.memory import memory_of
 from recoup.graph.runner import arguments, call
 from recoup.graph.usage import written_tensors
 from recoup.labels.arrays import FIXED, NONE, compress, constant, varying_dims
 from recoup.labels.constraints import RETURNED, Constraints, TensorRef
 from recoup.operators.call import LabelCall, lock_operands
 from recoup.operators.names import operation_name, writes
-from recoup.operators.record import is_carrier, is_movement, operator_of, unknown
+from recoup.operators.record import is_carrier, operator_of, unknown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +93,7 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], constraints: Constraints)
         result = unknown(labelled, constraints)
     if not _shapes_agree(result, shape):
         result = unknown(labelled, constraints)
-    if writes(node) and is_movement(node.all_input_nodes[0]):
+    if writes(node) and memory_of(node.all_input_nodes[0]) is not node.all_input_nodes[0]:
         _lock_base(node.all_input_nodes[0], values, constraints, f"{labelled.site} writes into a part of it")
     if not is_carrier(node):
         _remember_boxes([*args, *kwargs.values(), result], constraints)
@@ -101,9 +102,9 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], constraints: Constraints)
 
 def _lock_base(view: fx.Node, values: dict[fx.Node, Any], constraints: Constraints, reason: str) -> None:
     """What is written into through a view keeps its size: in a smaller network the view may be a copy."""
-    while is_movement(view):
-        view = view.all_input_nodes[0]
-    base = values[view]
+    whole = memory_of(view)
+    assert whole is not None
+    base = values[whole]
     for part in base if isinstance(base, (list, tuple)) else [base]:
         if isinstance(part, (Tensor, TensorRef)):
             constraints.lock(constraints.labels_of(part), reason)

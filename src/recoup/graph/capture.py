@@ -16,6 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_map
 
 from recoup.errors import CaptureError
 from recoup.graph.copies import copied, light_copy, working_copy
+from recoup.graph.functional import make_functional
 from recoup.graph.modes import exporting, symbolic_len
 from recoup.inputs.batches import Inputs
 from recoup.inputs.surroundings import as_the_caller
@@ -83,7 +84,8 @@ def export(
 
     The names of the modules that run are noted in `ran`.
 
-    Gradients are off, so that a region of the code that switches them off is no graph of its own.
+    What writes into the graph's own values gives new ones. Gradients are off, so that a region of the code that
+    switches them off is no graph of its own.
 
     Raises:
         CaptureError: the forward pass fails on these inputs, or uses something `torch.export` cannot follow.
@@ -97,13 +99,13 @@ def export(
     try:
         with exporting(), torch.no_grad(), as_the_caller():
             if follow is None:
-                return torch.export.export(twin, args, kwargs, strict=False)
+                return _functional(torch.export.export(twin, args, kwargs, strict=False))
             limit = _Limit()
             for module in twin.modules():
                 module.register_forward_pre_hook(limit)
             with symbolic_len():
                 shapes = tree_map(follow, dict(signature(twin.forward).bind(*args, **kwargs).arguments))
-                return torch.export.export(twin, args, kwargs, dynamic_shapes=shapes, strict=False)
+                return _functional(torch.export.export(twin, args, kwargs, dynamic_shapes=shapes, strict=False))
     except TooManyConditionsError:
         raise
     except Exception as error:  # torch.export raises its own errors and passes on those of user code
@@ -144,6 +146,11 @@ class _Limit:
         self.conditions = len(environment.guards)
         if self.conditions > MOST_CONDITIONS or self.operations > MOST_OPERATIONS:
             raise TooManyConditionsError
+
+
+def _functional(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    make_functional(program.graph)
+    return program
 
 
 def _note(ran: set[str], name: str, *_: Any) -> None:
