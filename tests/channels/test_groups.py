@@ -204,7 +204,7 @@ def test_a_grouped_convolution_goes_by_whole_groups_and_a_computed_weight_is_sto
 
 def test_a_weight_that_depends_on_the_input_locks_what_it_reads():
     structure = trace(Computed(lambda x: x.mean()).eval(), torch.randn(1, 3, 6, 6)).structure
-    assert structure.group("b").reasons[0] == "conv2d in forward has a weight that depends on the input"
+    assert structure.group("b").reasons[0].startswith("conv2d in forward has a weight that depends on the input")
 
 
 def test_a_functional_layer_without_a_place_for_a_bias_is_refitted_without_one():

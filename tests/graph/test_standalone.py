@@ -102,7 +102,7 @@ def test_numbers_that_do_not_follow_the_batch_leave_the_class_as_it_is(then):
         lambda h: h[:, ::2].copy_(h[:, 1::2].clone()),
     ],
 )
-def test_what_is_written_into_through_a_view_stays_and_is_right(write):
+def test_what_is_written_into_through_a_view_may_go_and_is_right(write):
     class Writer(nn.Module):
         def __init__(self):
             super().__init__()
@@ -115,7 +115,7 @@ def test_what_is_written_into_through_a_view_stays_and_is_right(write):
             return self.s(h)
 
     result = recoup.prune(Writer().eval(), [images()], budget=recoup.Budget(width=0.5))
-    assert any("writes into a part of it" in reason for reason in result.report.groups[0].reasons)
+    assert result.report.groups[0].locked == 0
     assert result.report.macs_removed > 0.3
 
 

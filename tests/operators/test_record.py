@@ -180,7 +180,7 @@ def test_what_is_in_no_table_and_has_no_tag_is_unknown():
 
 def test_an_unknown_operator_locks_what_enters_it_and_names_itself():
     groups = groups_of(network(lambda m, h: ours.settle(h)))
-    assert groups["a"].reasons[0] == "recoup_tests::settle in forward is not understood"
+    assert groups["a"].reasons[0].startswith("recoup_tests::settle in forward is not understood")
     assert groups["a"].locked == 8
     assert groups["first"].locked == 0
     assert "recoup_tests::settle in forward is not understood" in str(
@@ -224,7 +224,7 @@ def test_the_pointwise_tag_is_enough(body):
 @pytest.mark.parametrize("method", ["best", "fast", recoup.Paper(classifier=True)], ids=["best", "fast", "paper"])
 def test_an_operator_is_taught_by_one_entry(table, method):
     model = network(lambda m, h: ours.settle(h))
-    assert groups_of(model)["a"].reasons[0] == "recoup_tests::settle in forward is not understood"
+    assert groups_of(model)["a"].reasons[0].startswith("recoup_tests::settle in forward is not understood")
 
     @operator("recoup_tests::settle")
     def rule(call, constraints):
@@ -257,7 +257,7 @@ def test_a_rule_that_does_not_suit_a_call_locks_it_by_name(table):
 def test_an_entry_says_how_a_call_changes_when_channels_go(table):
     """Four groups of two channels; the number of groups stands in the code, so the result is a graph of its own."""
     model = network(lambda m, h: ours.settle_groups(h, 4))
-    assert groups_of(model)["a"].reasons[0] == "recoup_tests::settle_groups in forward is not understood"
+    assert groups_of(model)["a"].reasons[0].startswith("recoup_tests::settle_groups in forward is not understood")
 
     @operator("recoup_tests::settle_groups", resize=groups_at(1))
     def rule(call, constraints):
@@ -275,7 +275,7 @@ def test_an_entry_says_how_a_call_changes_when_channels_go(table):
 
 def test_an_entry_says_which_tensors_follow_and_what_a_module_remembers(table):
     model = network(lambda m, h: m.weigh(h), weigh=Weigh(8))
-    assert groups_of(model)["a"].reasons[0] == "recoup_tests::weigh in weigh is not understood"
+    assert groups_of(model)["a"].reasons[0].startswith("recoup_tests::weigh in weigh is not understood")
 
     def refresh(module):
         module.channels = len(module.weight)

@@ -158,12 +158,40 @@ def test_json_has_everything():
 
 def test_text_has_macs_parameters_and_what_stays():
     lines = str(inspected("plain")).splitlines()
-    assert lines[0].startswith(
-        "Sequential: 17,312 MACs, 18,848 FLOPs, 658 parameters, 2 of 3 groups prunable; 10.8% of"
+    assert " ".join(f"{lines[0]} {lines[1]}".split()) == (
+        "Sequential: 17,312 MACs, 18,848 FLOPs, 658 parameters, 2 of 3 groups prunable; 10.8% of the MACs and 7.3% of "
+        "the parameters stay whatever is pruned"
     )
-    assert "7.3% of the parameters stay whatever is pruned" in lines[0]
-    assert " ".join(lines[1].split()) == "0.0.0 6 channels 10,368 MACs (59.9%) 174 parameters (26.4%) free"
-    assert "4 locked: the model returns it" in lines[3]
+    assert " ".join(lines[3].split()) == "0.0.0 6 10.4 k ( 59.9%) 174 ( 26.4%) free"
+    assert lines[5].endswith("locked [1, 2]")
+    assert lines[6:] == ["  [1] the model returns it.", "  [2] no layer reads it."]
+
+
+class Softmaxes(nn.Module):
+    """Two convolutions whose channels a softmax mixes, in modules of long names and an operation nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a_name_that_is_longer_than_its_column = nn.Conv2d(3, 6, 1)
+        self.b, self.head = nn.Conv2d(6, 6, 1), nn.Conv2d(6, 4, 1)
+
+    def forward(self, x):
+        for layer in (self.a_name_that_is_longer_than_its_column, self.b):
+            x = layer(x).softmax(1)
+        x = self.head(x)
+        values, places = nn.functional.max_pool2d(self.b(x.repeat(1, 2, 1, 1)[:, :6]), 2, return_indices=True)
+        return self.head(nn.functional.max_unpool2d(values, places, 2))
+
+
+def test_a_reason_is_told_once_with_its_line_and_what_to_do_in_80_columns():
+    text = str(recoup.inspect(Softmaxes(), torch.randn(2, 3, 4, 4)))
+    flat = " ".join(text.split())
+    line = Softmaxes.forward.__code__.co_firstlineno + 2
+    assert max(map(len, text.splitlines())) <= 80
+    assert flat.count("softmax in forward runs over channels") == 1
+    assert f"softmax in forward runs over channels (test_inspection.py:{line})." in flat
+    unknown = f"max_unpool2d in forward is not understood (test_inspection.py:{line + 3})."
+    assert f"{unknown} Write it with other operations, or add a rule for it (CONTRIBUTING.md)" in flat
 
 
 def test_no_group_and_no_cost():

@@ -34,7 +34,7 @@ from recoup.artefact.tree import classes_in, tree_from_json, tree_to_json
 from recoup.errors import ArtefactError, warn
 from recoup.graph.expressions import FUNCTIONS as TREE_FUNCTIONS
 from recoup.graph.expressions import LEAVES
-from recoup.graph.usage import memory_of
+from recoup.graph.memory import memory_of
 from recoup.operators.names import writes
 from recoup.plan import Check as Condition
 from recoup.plan import GraphPlan

@@ -14,6 +14,7 @@ from recoup.channels.bias_places import places_of_biases, shared_biases
 from recoup.channels.norm_paths import hold_norms
 from recoup.channels.propagate import Propagated
 from recoup.channels.rectangles import Resolution, make_rectangular, resolution
+from recoup.channels.ties import why_alone, why_single
 from recoup.graph.capture import Captured
 from recoup.graph.usage import read_in_other_roles
 from recoup.labels.arrays import components, compress, core, varying_dims
@@ -22,7 +23,6 @@ from recoup.plan import Slice
 
 # Reasons listed per group: enough to act on, short enough to read.
 REASONS_SHOWN = 3
-SINGLE = "all of it is one channel: its layers make a single one, or an operation ties them together"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,7 +189,7 @@ def resolve(propagated: Propagated, model: nn.Module, captured: Captured) -> tup
     _lock_double_uses(constraints)
     shared = read_in_other_roles(captured) | shared_biases(constraints.products, captured)
     _lock_shared_weights(constraints, shared)
-    _lock_lone_channels(propagated, make_rectangular(constraints))
+    _lock_lone_channels(propagated, make_rectangular(constraints), captured)
     state = resolution(constraints)
     numbering, groups = _number_channels(constraints, state)
     sites = (*_sites(constraints, numbering), *_sites_of_elements(constraints, numbering))
@@ -252,20 +252,24 @@ def _lock_double_uses(constraints: Constraints) -> None:
                 constraints.lock(constraints.sites[weight, dim], f"{weight} is used in two ways")
 
 
-def _lock_lone_channels(propagated: Propagated, state: Resolution) -> None:
+def _lock_lone_channels(propagated: Propagated, state: Resolution, captured: Captured) -> None:
     """A value that consists of a single channel would be empty without it."""
-    for labels in _labels(propagated):
+    constraints, nodes = propagated.constraints, {node.name: node for node in captured.graph.nodes}
+    known: set[int] = set()
+    for name, labels in _labels(propagated):
         lone = _lone_channel(labels, state)
-        if lone >= 0:
-            propagated.constraints.lock(torch.tensor([lone]), SINGLE)
+        if lone >= 0 and lone not in known:
+            known.add(lone)
+            members = (state.root == lone).nonzero().squeeze(1)
+            constraints.lock(torch.tensor([lone]), why_alone(constraints, members, nodes[name]))
 
 
-def _labels(propagated: Propagated) -> Iterator[Tensor]:
-    """Labels of every value in the graph, one by one where a node has several results."""
-    for value in propagated.labels.values():
+def _labels(propagated: Propagated) -> Iterator[tuple[str, Tensor]]:
+    """Labels of every value in the graph, by name; one by one where a node has several results."""
+    for name, value in propagated.labels.items():
         for labels in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(labels, Tensor):
-                yield labels
+                yield name, labels
 
 
 def _lone_channel(labels: Tensor, state: Resolution) -> int:
@@ -293,7 +297,7 @@ def _number_channels(constraints: Constraints, state: Resolution) -> tuple[Tenso
         members = order[low:high]
         channels, position = state.root[members].unique(return_inverse=True)
         numbering[members] = start + position
-        groups.append(_group(constraints, state, tuple(makers[root]), start, channels))
+        groups.append(_group(constraints, state, tuple(makers[root]), start, members))
         start += len(channels)
     return numbering, tuple(groups)
 
@@ -307,18 +311,19 @@ def _groups_of(constraints: Constraints, state: Resolution) -> Tensor:
 
 
 def _group(
-    constraints: Constraints, state: Resolution, producers: tuple[str, ...], start: int, channels: Tensor
+    constraints: Constraints, state: Resolution, producers: tuple[str, ...], start: int, members: Tensor
 ) -> Group:
+    channels = state.root[members].unique()
     locked, reasons = _locks(constraints, state.root, channels)
     if len(channels) == 1 and not reasons:
-        locked, reasons = torch.ones_like(locked), (SINGLE,)
+        locked, reasons = torch.ones_like(locked), (why_single(constraints, members),)
     shown, returned = reasons[:REASONS_SHOWN], RETURNED in reasons
     return Group(producers[0], start, len(channels), producers, (), locked, shown, returned)
 
 
 def _values(propagated: Propagated, numbering: Tensor) -> tuple[Tensor, ...]:
     """The channels of every value that would be empty without them."""
-    found = (numbers(core(labels)[0], numbering).unique() for labels in _labels(propagated))
+    found = (numbers(core(labels)[0], numbering).unique() for _, labels in _labels(propagated))
     return tuple(channels for channels in found if len(channels) and int(channels[0]) >= 0)
 
 

@@ -18,11 +18,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from recoup.channels.groups import Structure
-from recoup.graph.capture import Captured, module_path
+from recoup.graph.capture import Captured
+from recoup.graph.code import site_of
 from recoup.graph.regions import call_of
 from recoup.labels.constraints import OtherProduct
 from recoup.labels.layout import Layout
-from recoup.operators.names import operation_name
 from recoup.operators.record import Letters, Operator, operator_of
 
 
@@ -57,11 +57,6 @@ def _products_of(node: fx.Node, layouts: Mapping[str, Any]) -> Iterator[OtherPro
     for operands, size, part in zip(paired, sizes, whole, strict=True):
         sides = tuple(_sides(operands, size, layouts))
         yield OtherProduct(node.name, site_of(node), macs * part // sum(whole), sides)
-
-
-def site_of(node: fx.Node) -> str:
-    """For messages: the operation and the module it happens in."""
-    return f"{operation_name(node.target)} in {module_path(node) or 'forward'}"
 
 
 def macs_of(node: fx.Node) -> int:

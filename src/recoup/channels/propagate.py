@@ -11,13 +11,15 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from recoup.graph.capture import Captured, module_path
+from recoup.graph.code import code_line
+from recoup.graph.memory import memory_of
 from recoup.graph.runner import arguments, call
 from recoup.graph.usage import written_tensors
 from recoup.labels.arrays import FIXED, NONE, compress, constant, varying_dims
-from recoup.labels.constraints import RETURNED, Constraints, TensorRef
+from recoup.labels.constraints import RETURNED, Box, Constraints, TensorRef
 from recoup.operators.call import LabelCall, lock_operands
 from recoup.operators.names import operation_name, writes
-from recoup.operators.record import is_carrier, is_movement, operator_of, unknown
+from recoup.operators.record import is_carrier, operator_of, unknown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +40,7 @@ def propagate(captured: Captured, *, sizes_stay: bool = False, frees_norms: bool
             values[node] = _placeholder(node, captured, moving)
         elif node.op == "call_function":
             values[node] = _compressed(_follow(node, values, constraints))
+            constraints.at = constraints.line = ""
         elif node.op == "get_attr":
             values[node] = None
         elif node.op == "output":
@@ -80,6 +83,7 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], constraints: Constraints)
     args, kwargs = arguments(node, values.__getitem__)
     name, shape = operation_name(node.target), shape_of(node.meta.get("val"))
     labelled = LabelCall(node.target, name, module_path(node), node.name, args, kwargs, shape)
+    constraints.at, constraints.line = labelled.site, code_line(node)
     if any(_depends_on_values(value.meta.get("val")) for value in (node, *node.all_input_nodes)):
         return lock_operands(labelled, constraints, f"{labelled.site}: a size there depends on the values of a tensor")
     if any(isinstance(value, TensorRef) and value.value.is_complex() for value in (*args, *kwargs.values())):
@@ -92,7 +96,7 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], constraints: Constraints)
         result = unknown(labelled, constraints)
     if not _shapes_agree(result, shape):
         result = unknown(labelled, constraints)
-    if writes(node) and is_movement(node.all_input_nodes[0]):
+    if writes(node) and memory_of(node.all_input_nodes[0]) is not node.all_input_nodes[0]:
         _lock_base(node.all_input_nodes[0], values, constraints, f"{labelled.site} writes into a part of it")
     if not is_carrier(node):
         _remember_boxes([*args, *kwargs.values(), result], constraints)
@@ -101,9 +105,9 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], constraints: Constraints)
 
 def _lock_base(view: fx.Node, values: dict[fx.Node, Any], constraints: Constraints, reason: str) -> None:
     """What is written into through a view keeps its size: in a smaller network the view may be a copy."""
-    while is_movement(view):
-        view = view.all_input_nodes[0]
-    base = values[view]
+    whole = memory_of(view)
+    assert whole is not None
+    base = values[whole]
     for part in base if isinstance(base, (list, tuple)) else [base]:
         if isinstance(part, (Tensor, TensorRef)):
             constraints.lock(constraints.labels_of(part), reason)
@@ -124,7 +128,7 @@ def _remember_boxes(values: list[Any], constraints: Constraints) -> None:
         if isinstance(value, (list, tuple)):
             _remember_boxes(list(value), constraints)
         elif isinstance(value, Tensor) and len(varying_dims(value)) > 1:
-            constraints.boxes.append(value)
+            constraints.boxes.append(Box(value, constraints.located(constraints.at)))
 
 
 def _shapes_agree(result: Any, shape: Any) -> bool:

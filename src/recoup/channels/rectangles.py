@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from recoup.labels.arrays import FIXED, NONE, components, compress, core, replaced, varying_dims
-from recoup.labels.constraints import Constraints, Meeting
+from recoup.labels.constraints import Box, Constraints, Meeting
 
-NOT_RECTANGULAR = "what remains would not be rectangular: an operation sees it along two dims"
+NOT_RECTANGULAR = "sees it along two dims, so what remains would not be rectangular"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,8 @@ def make_rectangular(constraints: Constraints) -> Resolution:
 
 def resolution(constraints: Constraints) -> Resolution:
     """Channels as far as the constraints knows them."""
-    edges = torch.cat(constraints.edges, dim=1) if constraints.edges else torch.zeros(2, 0, dtype=torch.long)
+    pairs = [coupling.pairs for coupling in constraints.couplings]
+    edges = torch.cat(pairs, dim=1) if pairs else torch.zeros(2, 0, dtype=torch.long)
     root = components(constraints.count, edges)
     made, locked = (torch.zeros(constraints.count, dtype=torch.bool) for _ in range(2))
     for block in constraints.blocks:
@@ -64,14 +65,16 @@ def resolution(constraints: Constraints) -> Resolution:
 
 def _tie_boxes(constraints: Constraints, state: Resolution) -> bool:
     """Tie what is not rectangular yet; whether anything was tied."""
-    before = len(constraints.edges) + len(constraints.locks)
-    for labels in [*constraints.boxes, *constraints.elements.values()]:
-        (small,) = core(labels)
+    before = len(constraints.couplings) + len(constraints.locks)
+    parameters = [Box(labels, name) for name, labels in constraints.elements.items()]
+    for box in [*constraints.boxes, *parameters]:
+        (small,) = core(box.labels)
         channels = compress(state.open(small))
         dims = varying_dims(channels)
         if len(dims) > 1:
+            constraints.at = box.site
             _tie_all_but_one(constraints, state, small, dims)
-    return len(constraints.edges) + len(constraints.locks) > before
+    return len(constraints.couplings) + len(constraints.locks) > before
 
 
 def _tie_all_but_one(constraints: Constraints, state: Resolution, labels: Tensor, dims: list[int]) -> None:
@@ -80,8 +83,8 @@ def _tie_all_but_one(constraints: Constraints, state: Resolution, labels: Tensor
     rows = labels.movedim(kept, 0).flatten(1)
     stays = state.stays(rows)
     if bool(stays.any()):
-        constraints.lock(rows[stays.any(dim=1)], NOT_RECTANGULAR)
-    constraints.tie(torch.where(stays, NONE, rows), NOT_RECTANGULAR)
+        constraints.lock(rows[stays.any(dim=1)], f"{constraints.at} {NOT_RECTANGULAR}")
+    constraints.tie(torch.where(stays, NONE, rows), f"{constraints.at} {NOT_RECTANGULAR}")
 
 
 def _hold_meetings(constraints: Constraints, state: Resolution) -> bool:
@@ -98,9 +101,9 @@ def _hold_meetings(constraints: Constraints, state: Resolution) -> bool:
 
 
 def _hold(constraints: Constraints, meeting: Meeting, dims: set[int]) -> bool:
-    before = len(constraints.edges) + len(constraints.locks)
+    before = len(constraints.couplings) + len(constraints.locks)
     if dims - meeting.stretched:
         constraints.couple(replaced(meeting.operand, NONE, FIXED), meeting.channels, meeting.reason)
     elif dims & meeting.stretched:
         constraints.lock(meeting.operand, meeting.reason)
-    return len(constraints.edges) + len(constraints.locks) > before
+    return len(constraints.couplings) + len(constraints.locks) > before

@@ -16,6 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_map
 
 from recoup.errors import CaptureError
 from recoup.graph.copies import copied, light_copy, working_copy
+from recoup.graph.functional import make_functional
 from recoup.graph.modes import exporting, symbolic_len
 from recoup.graph.regions import open_regions
 from recoup.inputs.batches import Inputs
@@ -84,7 +85,8 @@ def export(
 
     The names of the modules that run are noted in `ran`.
 
-    Gradients are off, so that a region of the code that switches them off is no graph of its own.
+    What writes into the graph's own values gives new ones. Gradients are off, so that a region of the code that
+    switches them off is no graph of its own.
 
     Raises:
         CaptureError: the forward pass fails on these inputs, or uses something `torch.export` cannot follow.
@@ -98,13 +100,13 @@ def export(
     try:
         with exporting(), torch.no_grad(), as_the_caller():
             if follow is None:
-                return open_regions(torch.export.export(twin, args, kwargs, strict=False))
+                return _plain(torch.export.export(twin, args, kwargs, strict=False))
             limit = _Limit()
             for module in twin.modules():
                 module.register_forward_pre_hook(limit)
             with symbolic_len():
                 shapes = tree_map(follow, dict(signature(twin.forward).bind(*args, **kwargs).arguments))
-                return open_regions(torch.export.export(twin, args, kwargs, dynamic_shapes=shapes, strict=False))
+                return _plain(torch.export.export(twin, args, kwargs, dynamic_shapes=shapes, strict=False))
     except TooManyConditionsError:
         raise
     except Exception as error:  # torch.export raises its own errors and passes on those of user code
@@ -145,6 +147,13 @@ class _Limit:
         self.conditions = len(environment.guards)
         if self.conditions > MOST_CONDITIONS or self.operations > MOST_OPERATIONS:
             raise TooManyConditionsError
+
+
+def _plain(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program without regions that change nothing, and without writes into its own values."""
+    open_regions(program)
+    make_functional(program.graph)
+    return program
 
 
 def _note(ran: set[str], name: str, *_: Any) -> None:

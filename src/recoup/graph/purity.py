@@ -15,7 +15,7 @@ from recoup.operators.record import operator_of
 def make_pure(graph: fx.Graph) -> bool:
     """Turn in-place operations on values nobody else reads into plain ones; whether none are left."""
     for node in [node for node in graph.nodes if node.op == "call_function" and writes(node)]:
-        twin = _plain_twin(node.target)
+        twin = plain_twin(node.target)
         first = node.args[0] if node.args else None
         if twin is None or not isinstance(first, fx.Node) or not _is_own(first, node):
             return False
@@ -31,7 +31,7 @@ def _is_own(value: fx.Node, reader: fx.Node) -> bool:
     return value.op == "call_function" and is_fresh and set(value.users) == {reader}
 
 
-def _plain_twin(target: Any) -> Callable[..., Any] | None:
+def plain_twin(target: Any) -> Callable[..., Any] | None:
     """aten.relu.default for aten.relu_.default; None for an operation of another library."""
     packet = getattr(torch.ops.aten, operation_name(target), None) if target.namespace == "aten" else None
     return getattr(packet, target._overloadname, None) if packet is not None else None

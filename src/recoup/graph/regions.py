@@ -16,10 +16,9 @@ _REGION = "region"
 _OPERANDS = 5
 
 
-def open_regions(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """`program` with the regions that switch autocast off written out; any other call knows its graph (`call_of`)."""
+def open_regions(program: torch.export.ExportedProgram) -> None:
+    """Write out, in place, the regions that switch autocast off; any other call knows its graph (`call_of`)."""
     _open(program.graph, program.graph_module)
-    return program
 
 
 def call_of(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx, nn
 
 from recoup.graph.capture import Captured
+from recoup.graph.memory import memory_of
 from recoup.operators.names import writes
 from recoup.operators.record import operator_of
 
@@ -68,18 +67,3 @@ def biases_read_elsewhere(captured: Captured) -> frozenset[str]:
         if isinstance(bias, fx.Node) and bias.name in captured.tensors:
             added.setdefault(bias, set()).add(node)
     return frozenset(captured.tensors[bias.name] for bias, layers in added.items() if set(bias.users) - layers)
-
-
-def memory_of(value: Any) -> fx.Node | None:
-    """The value whose memory another one lies in: itself, or what it is a view or a part of."""
-    while isinstance(value, fx.Node) and value.op == "call_function" and value.args and _shares_memory(value):
-        first = value.args[0]
-        value = first[0] if isinstance(first, (list, tuple)) and first else first
-    return value if isinstance(value, fx.Node) else None
-
-
-def _shares_memory(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return True  # a part of a list
-    return operator_of(node.target).returns_input or any(part.alias_info is not None for part in schema.returns)

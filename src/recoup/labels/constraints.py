@@ -46,6 +46,22 @@ class Lock:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Coupling:
+    """Labels `pairs` (2, n) that are one channel each, and the operation that makes them so."""
+
+    pairs: Tensor
+    site: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Box:
+    """Labels of an activation that is computed with, and the operation that does so."""
+
+    labels: Tensor
+    site: str
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """One call of a layer that multiplies by a weight: it costs positions · kernel · both first dims of the weight.
@@ -127,21 +143,24 @@ class Constraints:
     parameter of several dims has, until it is known along which of them its channels lie. `meetings` and `boxes` wait
     for the same: a box is an activation that is computed with, so what remains of it must be rectangular. With
     `sizes_stay`, the numbers in the code cannot be put right, and what they put beside channels is of fixed size. With
-    `frees_norms`, what is normalised over channels may lose some of them; `norms` has these normalisations.
+    `frees_norms`, what is normalised over channels may lose some of them; `norms` has these normalisations. `at` names
+    the operation that is being followed, and `line` where it stands in the user's code, for the reasons.
     """
 
     blocks: list[Block] = field(default_factory=list)
-    edges: list[Tensor] = field(default_factory=list)
+    couplings: list[Coupling] = field(default_factory=list)
     locks: list[Lock] = field(default_factory=list)
     sites: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     elements: dict[str, Tensor] = field(default_factory=dict)
     products: list[Product] = field(default_factory=list)
     meetings: list[Meeting] = field(default_factory=list)
-    boxes: list[Tensor] = field(default_factory=list)
+    boxes: list[Box] = field(default_factory=list)
     norms: list[Norm] = field(default_factory=list)
     count: int = 0
     sizes_stay: bool = False
     frees_norms: bool = False
+    at: str = ""
+    line: str = ""
 
     def fresh(self, count: int) -> Tensor:
         """New labels (count,) for what no layer makes: free parameters, zeros put beside channels."""
@@ -153,7 +172,11 @@ class Constraints:
         (small,) = core(labels)
         named = small[small >= 0].unique()
         if named.numel():
-            self.locks.append(Lock(named, reason))
+            self.locks.append(Lock(named, self.located(reason)))
+
+    def located(self, reason: str) -> str:
+        """The reason with the line of the user's code that it is about, if that is known."""
+        return f"{reason} ({self.line})" if self.line else reason
 
     def couple(self, left: Tensor, right: Tensor, reason: str) -> Tensor:
         """Labels that meet element by element are one channel from now on; what meets FIXED is locked."""
@@ -161,7 +184,7 @@ class Constraints:
         a, b = core(left, right)
         both = (a >= 0) & (b >= 0) & (a != b)
         if bool(both.any()):
-            self.edges.append(self._unique_pairs(a[both], b[both]))
+            self.couplings.append(Coupling(self._unique_pairs(a[both], b[both]), self.located(self.at)))
         self.lock(a[b == FIXED], reason)
         self.lock(b[a == FIXED], reason)
         for side in sorted((left, right), key=lambda labels: core(labels)[0].numel()):

@@ -87,6 +87,28 @@ operator("select", is_movement=True, resize=tried_out(_selected, along=1), diffe
 operator("narrow", is_movement=True, resize=tried_out(_narrowed, along=1))(move)
 
 
+def _scattered(node: fx.Node, remaining: Remaining) -> Iterator[CallArguments]:
+    """What is put in begins where what is left of the target does, and is as long as what remains of it."""
+    target, source = remaining.layout(node), remaining.layout(node.all_input_nodes[-1])
+    if (kept := remaining.kept(target)) is not None:
+        dim = argument(node, 2, "dim", 0) % len(target.shape)
+        start = int((kept < bounded(argument(node, 3, "start", 0) or 0, target.shape[dim])).sum())
+        end = start + remaining.shape_of(source)[dim]
+        yield CallArguments(node.target, (*node.args[:2], dim, start, end), {})
+
+
+def _scattered_at(node: fx.Node, remaining: Remaining) -> Iterator[CallArguments]:
+    target = remaining.layout(node)
+    if (kept := remaining.kept(target)) is not None:
+        dim = argument(node, 2, "dim", 0) % len(target.shape)
+        place = int((kept < bounded(argument(node, 3, "index", 0), target.shape[dim])).sum())
+        yield CallArguments(node.target, (*node.args[:2], dim, place), {})
+
+
+operator("slice_scatter", is_movement=True, resize=tried_out(_scattered))(move)
+operator("select_scatter", is_movement=True, resize=tried_out(_scattered_at))(move)
+
+
 def _unflattened(node: fx.Node, remaining: Remaining) -> CallArguments:
     dim, given = _dim(node, 1, remaining), argument(node, 2, "sizes", ())
     return with_argument(node, 2, "sizes", list(remaining.shape(node)[dim : dim + len(given)]))

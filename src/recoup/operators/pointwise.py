@@ -132,7 +132,7 @@ def _postpone(labels: Tensor, wide: Tensor, result: Tensor, call: LabelCall, con
     stretched = _stretched(labels, wide.shape)
     real = channels - stretched
     if real and (channels & stretched or not _has_labels(wide)):
-        reason = f"{call.site} meets a tensor of fixed size"
+        reason = constraints.located(f"{call.site} meets a tensor of fixed size")
         constraints.meetings.append(Meeting(wide, result, frozenset(stretched), reason))
 
 

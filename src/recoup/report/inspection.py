@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,20 @@ from torch import Tensor, nn
 from recoup.channels.cost import Cost, cost, macs_by_call
 from recoup.channels.groups import Structure
 from recoup.report.content import GroupRow, group_rows
+from recoup.report.formatting import short
 from recoup.report.picture import draw, save_picture
+
+COLUMNS = 80
+NAME_WIDTH = 20
+_HEAD = "  each group: its channels, MACs, parameters, and whether they may go"
+# What a reason says, and what a user can change about it.
+ADVICE = (
+    ("is not understood", "Write it with other operations, or add a rule for it (CONTRIBUTING.md)"),
+    ("writes into a part of it", "Write it out of place"),
+    ("breaks the model's own code", "Take sizes from tensors, or do without keep_class=True"),
+    ("depends on the values of a tensor", "Move that part out of the model"),
+    ("multiplies by a weight that depends", "Let a layer multiply instead"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +128,14 @@ class Inspection:
         return save_picture(draw(self), path)
 
     def __str__(self) -> str:
-        width = max((len(group.row.name) for group in self.groups), default=0)
-        lines = (*(_line(group, width) for group in self.groups), *map(_operation_line, self.operations))
-        return "\n".join([self.summary, *lines])
+        """Lines of at most 80 columns, but for long names: every group, what is in no layer, each reason once."""
+        reasons = list(dict.fromkeys(reason for group in self.groups for reason in group.row.reasons))
+        width = min(NAME_WIDTH, max((len(group.row.name) for group in self.groups), default=0))
+        lines = [_HEAD] if self.groups else []
+        lines += [line for group in self.groups for line in _lines(group, width, reasons)]
+        operations = [line for operation in self.operations for line in _wrapped(_operation_line(operation), "  ")]
+        why = [line for number, reason in enumerate(reasons, start=1) for line in _reason_lines(number, reason)]
+        return "\n".join([*_wrapped(self.summary, ""), *lines, *operations, *why])
 
     def _repr_svg_(self) -> str:
         """What a notebook shows."""
@@ -138,16 +157,35 @@ def inspect_structure(model: nn.Module, structure: Structure) -> Inspection:
     )
 
 
-def _line(group: InspectedGroup, width: int) -> str:
+def _lines(group: InspectedGroup, width: int, reasons: list[str]) -> list[str]:
+    """What a group is and costs; a name that is too long has a line of its own."""
     row = group.row
-    state = f"{row.locked} locked: {'; '.join(row.reasons)}" if row.locked else "free"
-    costs = f"{group.macs:>14,} MACs ({group.macs_share:5.1%})  {group.parameters:>11,} parameters"
-    return f"  {row.name:<{width}}  {row.before:>5} channels  {costs} ({group.parameters_share:5.1%})  {state}"
+    locked = "locked" if row.locked == row.before else f"{row.locked} locked" if row.locked else "free"
+    marks = ", ".join(str(1 + reasons.index(reason)) for reason in row.reasons)
+    costs = (
+        f"{short(group.macs):>6} ({group.macs_share:6.1%}) {short(group.parameters):>6} ({group.parameters_share:6.1%})"
+    )
+    rest = f" {row.before:>5} {costs}  {locked}{f' [{marks}]' if marks else ''}"
+    if len(row.name) > width:
+        return [f"  {row.name}", f"  {'':<{width}}{rest}"]
+    return [f"  {row.name:<{width}}{rest}"]
+
+
+def _reason_lines(number: int, reason: str) -> list[str]:
+    advice = next((advice for said, advice in ADVICE if said in reason), "")
+    return _wrapped(f"[{number}] {reason}.{f' {advice}' if advice else ''}", "  ")
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}    ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _operation_line(operation: InspectedOperation) -> str:
     state = "stays whatever is pruned" if operation.is_fixed else "shrinks with what it reads"
-    return f"  in no layer: {operation.site}, {operation.macs:,} MACs ({operation.macs_share:.1%}), {state}"
+    return f"in no layer: {operation.site}, {operation.macs:,} MACs ({operation.macs_share:.1%}), {state}"
 
 
 def _operations(structure: Structure, whole: Cost) -> tuple[InspectedOperation, ...]:

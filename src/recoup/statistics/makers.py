@@ -37,7 +37,8 @@ def filters_of(calibration: Calibration, group: Group, *, folded: bool = False) 
     sites = {(site.tensor, site.dim): site.channel_of for site in structure.sites}
     found = []
     for (name, dim), node in _makers(calibration).items():
-        if (name, dim) not in sites:  # a computed weight that loses nothing has no place in the class
+        # A computed weight that loses nothing has no place in the class, nor a layer that nobody reads in a graph.
+        if (name, dim) not in sites or name not in calibration.parameters:
             continue
         weight = calibration.parameters[name].movedim(dim, 0).flatten(1)
         factor = _factor_behind(calibration, node) if folded else None
