@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import fx, nn
 from torch.func import jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recoup.recovery import tape as taping
 from recoup.recovery.joint import JointRefits, segment_batches
@@ -78,6 +79,7 @@ OTHERS = {
     "addmm": (aten.addmm.default, values((4,), (2, 3), (3, 4)), {}, (0, 1, 2)),
     "softmax": (aten.softmax.int, [*values((2, 3, 4)), -1], {}, (0,)),
     "layer norm": (aten.layer_norm.default, [*values((2, 3, 4)), [4], *values((4,), (4,))], {}, (0, 2, 3)),
+    "attention": (aten.scaled_dot_product_attention.default, values(*[(2, 3, 5, 4)] * 3), {}, (0, 1, 2)),
     "by name": (aten.linear.default, values((5, 3)), {"weight": values((4, 3))[0]}, (0, 1)),
 }
 
@@ -109,7 +111,8 @@ def expected_move(call, stored, moves):
         args, kwargs = fx.node.map_arg((call.args, call.kwargs), lambda read: known[read.target])
         return call.target(*args, **kwargs)
 
-    return jvp(run, ({name: stored[name] for name in moves},), (moves,))[1]
+    with sdpa_kernel(SDPBackend.MATH):
+        return jvp(run, ({name: stored[name] for name in moves},), (moves,))[1]
 
 
 def check(case, is_wanted=lambda some: True):

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.func import jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 # From the moves of all operands, each in its place and None for one that stays, to the move of the result.
@@ -61,7 +62,8 @@ def in_forward_mode(call: RecordedCall) -> Differential:
                 filled[place] = value
             return repeat(tree_unflatten(filled, form))
 
-        return jvp(run, tuple(leaves[place] for place, _ in found), tuple(move for _, move in found))[1]
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward mode
+            return jvp(run, tuple(leaves[place] for place, _ in found), tuple(move for _, move in found))[1]
 
     return push
 
