@@ -17,6 +17,7 @@ from torch.utils._pytree import TreeSpec, tree_map
 from recoup.errors import CaptureError
 from recoup.graph.copies import copied, light_copy, working_copy
 from recoup.graph.modes import exporting, symbolic_len
+from recoup.graph.regions import inline_regions
 from recoup.inputs.batches import Inputs
 from recoup.inputs.surroundings import as_the_caller
 
@@ -59,15 +60,16 @@ class TooManyConditionsError(Exception):
     """The code asks for so many relations between sizes that following them all would take too long."""
 
 
-def capture(model: nn.Module, inputs: Inputs, *, can_run: bool = True) -> Captured:
+def capture(model: nn.Module, inputs: Inputs, *, can_run: bool = True, ran: dict[str, None] | None = None) -> Captured:
     """The graph of `model` in eval mode on `inputs`; the model itself is not touched.
 
-    A model that was only made to be captured cannot run.
+    A model that was only made to be captured cannot run. The names of the modules that run are noted in `ran`, the last
+    one that started at the end; where the capture fails, that is where.
 
     Raises:
         CaptureError: the forward pass fails on these inputs, or uses something `torch.export` cannot follow.
     """
-    ran: set[str] = set()
+    ran = {} if ran is None else ran
     return _captured(export(model, inputs, can_run=can_run, ran=ran), model, frozenset(ran))
 
 
@@ -77,11 +79,11 @@ def export(
     follow: Callable[[Any], Any] | None = None,
     *,
     can_run: bool = True,
-    ran: set[str] | None = None,
+    ran: dict[str, None] | None = None,
 ) -> torch.export.ExportedProgram:
     """What torch.export makes of a light copy; `follow` gives for every argument which of its sizes are symbolic.
 
-    The names of the modules that run are noted in `ran`.
+    The names of the modules that run are noted in `ran`, the last one to start at the end.
 
     Gradients are off, so that a region of the code that switches them off is no graph of its own.
 
@@ -146,12 +148,14 @@ class _Limit:
             raise TooManyConditionsError
 
 
-def _note(ran: set[str], name: str, *_: Any) -> None:
-    ran.add(name)
+def _note(ran: dict[str, None], name: str, *_: Any) -> None:
+    ran.pop(name, None)
+    ran[name] = None
 
 
 def _captured(program: Any, model: nn.Module, ran: frozenset[str]) -> Captured:
     specs = program.graph_signature.input_specs
+    inline_regions(program.graph_module)
     graph, name_of = _with_stable_names(program.graph)
     stored = {name_of[spec.arg.name]: spec.target for spec in specs if spec.kind in _STORED}
     lifted = {name_of[spec.arg.name]: spec.target for spec in specs if spec.kind is InputKind.CONSTANT_TENSOR}
