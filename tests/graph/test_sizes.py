@@ -82,7 +82,7 @@ FOLLOWED = {
 def pruned(then, size=12, budget=HALF, method=EVERYWHERE):
     torch.manual_seed(0)
     model = Pixels(then).eval()
-    result = recoup.prune(model, [torch.randn(40, 3, size, size)], budget=budget, method=method)
+    result = recoup.prune(model, [torch.randn(40, 3, size, size)], budget=budget, method=method, keep_class=False)
     assert isinstance(result.model, Standalone)
     return model, result
 
@@ -134,7 +134,7 @@ def test_sizes_that_channels_determine_too_follow_both(name):
 def test_tokens_of_any_length_up_to_the_table():
     torch.manual_seed(0)
     model = Tokens().eval()
-    result = recoup.prune(model, [torch.randint(50, (40, 12))], budget=WHOLE, method="paper")
+    result = recoup.prune(model, [torch.randint(50, (40, 12))], budget=WHOLE, method="paper", keep_class=False)
     assert isinstance(result.model, Standalone)
     for length in (2, 12, 31, 40):
         tokens = torch.randint(50, (3, length))
@@ -175,7 +175,7 @@ def test_a_first_batch_that_takes_another_way_leaves_the_class_as_it_is():
     torch.manual_seed(0)
     model = Pixels(lambda y, x: y * (2.0 if x.shape[0] > 8 else 3.0)).eval()
     with pytest.warns(recoup.RecoupWarning, match="own class holds is pruned.*shape.0. <= 8"):
-        result = recoup.prune(model, [torch.randn(40, 3, 12, 12)], budget=HALF, method=EVERYWHERE)
+        result = recoup.prune(model, [torch.randn(40, 3, 12, 12)], budget=HALF, method=EVERYWHERE, keep_class=False)
     assert type(result.model) is Pixels
 
 
@@ -203,7 +203,7 @@ def test_whole_numbers_among_the_inputs_are_inputs_of_the_graph():
     model.e.weight.data *= 0.05
     batches = [{"x": torch.randn(64, 8), "t": t} for t in (3, 6, 9)]
     for method in (EVERYWHERE, "fast"):
-        result = recoup.prune(model, batches, budget=WHOLE, method=method)
+        result = recoup.prune(model, batches, budget=WHOLE, method=method, keep_class=False)
         assert isinstance(result.model, Standalone)
         x = torch.randn(5, 8)
         with torch.no_grad():
@@ -216,8 +216,10 @@ def test_numbers_that_are_written_into_the_graph_must_not_differ(method):
     torch.manual_seed(0)
     model = Timed(float).eval()
     with pytest.raises(recoup.RecoupError, match="t == 3"):
-        recoup.prune(model, [{"x": torch.randn(64, 8), "t": t} for t in (3, 6)], budget=HALF, method=method)
-    result = recoup.prune(model, [{"x": torch.randn(64, 8), "t": 3}] * 2, budget=HALF, method=method)
+        recoup.prune(
+            model, [{"x": torch.randn(64, 8), "t": t} for t in (3, 6)], budget=HALF, method=method, keep_class=False
+        )
+    result = recoup.prune(model, [{"x": torch.randn(64, 8), "t": 3}] * 2, budget=HALF, method=method, keep_class=False)
     result.model(x=torch.randn(5, 8), t=3)
     with pytest.raises(InputError, match="t == 3 only.*t is 9"):
         result.model(x=torch.randn(5, 8), t=9)
@@ -226,7 +228,9 @@ def test_numbers_that_are_written_into_the_graph_must_not_differ(method):
 def test_flags_among_the_inputs_are_checked():
     torch.manual_seed(0)
     model = Timed().eval()
-    result = recoup.prune(model, [{"x": torch.randn(64, 8), "t": 3, "wide": True}] * 2, budget=HALF, method=EVERYWHERE)
+    result = recoup.prune(
+        model, [{"x": torch.randn(64, 8), "t": 3, "wide": True}] * 2, budget=HALF, method=EVERYWHERE, keep_class=False
+    )
     with pytest.raises(InputError, match="wide == True only"):
         result.model(x=torch.randn(5, 8), t=3, wide=False)
     with pytest.raises(InputError, match=r"takes exactly \(x, t, wide\)"):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import recoup
-from recoup.errors import ArtefactError, CaptureError
+from recoup.errors import ArtefactError, CaptureError, InputError
 from recoup.graph.standalone import Standalone
 from tests.zoo import ZOO
 
@@ -37,7 +37,7 @@ def images(count=40):
 def pruned(then=lambda y, x: y, **options):
     torch.manual_seed(0)
     model = Shuffled(then).eval()
-    return model, recoup.prune(model, [images()], budget=HALF, **options)
+    return model, recoup.prune(model, [images()], budget=HALF, **options, keep_class=False)
 
 
 def test_it_serves_any_batch_and_says_why_it_is_one():
@@ -55,7 +55,7 @@ def test_it_serves_any_batch_and_says_why_it_is_one():
 def test_saved_and_loaded_bit_by_bit(tmp_path, then, frozen):
     torch.manual_seed(0)
     model = Shuffled(then).eval().requires_grad_(not frozen)
-    result = recoup.prune(model, [images()], budget=HALF)
+    result = recoup.prune(model, [images()], budget=HALF, keep_class=False)
     loaded = recoup.load(result.save(tmp_path / "smaller"))
     x = images(5)
     with torch.no_grad():
@@ -72,14 +72,14 @@ def test_it_copies_exports_trains_and_is_pruned_again():
     torch.testing.assert_close(torch.export.export(twin, (x,)).module()(x), result.model(x))
     twin(x).square().mean().backward()
     assert all(p.grad is not None for p in twin.parameters())
-    again = recoup.prune(twin, [images()], budget=HALF)
+    again = recoup.prune(twin, [images()], budget=HALF, keep_class=False)
     assert again.report.after.macs <= 0.5 * result.report.after.macs
 
 
 @pytest.mark.parametrize(
     "then",
     [
-        lambda y, x: y * (2.0 if x.shape[0] > 2 else 1.0),
+        lambda y, x: y * float(x.shape[0]),
         lambda y, x: torch.cat([y[i : i + 1] for i in range(x.shape[0])]),
     ],
 )
@@ -88,9 +88,21 @@ def test_numbers_that_do_not_follow_the_batch_leave_the_class_as_it_is(then):
     with pytest.raises(CaptureError, match="one batch size only. Prune with keep_class=True"):
         recoup.trace(model, images(1)).host  # noqa: B018  # made here
     with pytest.warns(recoup.RecoupWarning, match="only what the model's own class holds is pruned"):
-        result = recoup.prune(model, [images()], budget=recoup.Budget(width=0.5))
+        result = recoup.prune(model, [images()], budget=recoup.Budget(width=0.5), keep_class=False)
     assert type(result.model) is Shuffled
     assert result.model.a.out_channels == 8
+
+
+def test_a_way_for_a_few_samples_only_is_left_for_that_of_many():
+    model = Shuffled(lambda y, x: y * (2.0 if x.shape[0] > 2 else 1.0)).eval()
+    with pytest.raises(CaptureError, match="one batch size only"):
+        recoup.trace(model, images(1)).host  # noqa: B018  # made here
+    result = recoup.prune(model, [images()], budget=HALF, keep_class=False)
+    x = images(9)
+    assert result.report.proof.difference < 1e-10
+    with pytest.raises(InputError, match=r"x.shape\[0\] >= 3 only"):
+        result.model(x[:2])
+    assert result.model(x).shape == (9, 4, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +126,7 @@ def test_what_is_written_into_through_a_view_may_go_and_is_right(write):
             write(h)
             return self.s(h)
 
-    result = recoup.prune(Writer().eval(), [images()], budget=recoup.Budget(width=0.5))
+    result = recoup.prune(Writer().eval(), [images()], budget=recoup.Budget(width=0.5), keep_class=False)
     assert result.report.groups[0].locked == 0
     assert result.report.macs_removed > 0.3
 
@@ -143,7 +155,7 @@ def test_channels_moved_by_stored_numbers_are_followed(move):
 
     for seed in range(3):
         torch.manual_seed(seed)
-        result = recoup.prune(Moved().eval(), [images()], budget=recoup.Budget(width=0.5))
+        result = recoup.prune(Moved().eval(), [images()], budget=recoup.Budget(width=0.5), keep_class=False)
         assert result.report.groups[0].after == 8
         assert result.report.proof.difference < 1e-10
 
@@ -178,7 +190,7 @@ def test_widths_are_multiples_where_layers_overlap(multiple, share):
 
     torch.manual_seed(0)
     method = recoup.Paper(multiple_of=multiple, classifier=True)
-    result = recoup.prune(Overlapping(), [images()], budget=recoup.Budget(width=share), method=method)
+    result = recoup.prune(Overlapping(), [images()], budget=recoup.Budget(width=share), method=method, keep_class=False)
     widths = [result.model.a.out_channels, result.model.a2.out_channels, result.model.b.out_channels]
     assert all(width % (16 if multiple == "device" else multiple) == 0 for width in widths)
     assert widths[2] < 64

@@ -61,15 +61,16 @@ class TooManyConditionsError(Exception):
     """The code asks for so many relations between sizes that following them all would take too long."""
 
 
-def capture(model: nn.Module, inputs: Inputs, *, can_run: bool = True) -> Captured:
+def capture(model: nn.Module, inputs: Inputs, *, can_run: bool = True, ran: dict[str, None] | None = None) -> Captured:
     """The graph of `model` in eval mode on `inputs`; the model itself is not touched.
 
-    A model that was only made to be captured cannot run.
+    A model that was only made to be captured cannot run. The names of the modules that run are noted in `ran`, the last
+    one that started at the end; where the capture fails, that is where.
 
     Raises:
         CaptureError: the forward pass fails on these inputs, or uses something `torch.export` cannot follow.
     """
-    ran: set[str] = set()
+    ran = {} if ran is None else ran
     return _captured(export(model, inputs, can_run=can_run, ran=ran), model, frozenset(ran))
 
 
@@ -79,11 +80,11 @@ def export(
     follow: Callable[[Any], Any] | None = None,
     *,
     can_run: bool = True,
-    ran: set[str] | None = None,
+    ran: dict[str, None] | None = None,
 ) -> torch.export.ExportedProgram:
     """What torch.export makes of a light copy; `follow` gives for every argument which of its sizes are symbolic.
 
-    The names of the modules that run are noted in `ran`.
+    The names of the modules that run are noted in `ran`, the last one to start at the end.
 
     What writes into the graph's own values gives new ones. Gradients are off, so that a region of the code that
     switches them off is no graph of its own.
@@ -151,13 +152,14 @@ class _Limit:
 
 def _plain(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The program without regions that change nothing, and without writes into its own values."""
-    open_regions(program)
+    open_regions(program.graph_module)
     make_functional(program.graph)
     return program
 
 
-def _note(ran: set[str], name: str, *_: Any) -> None:
-    ran.add(name)
+def _note(ran: dict[str, None], name: str, *_: Any) -> None:
+    ran.pop(name, None)
+    ran[name] = None
 
 
 def _captured(program: Any, model: nn.Module, ran: frozenset[str]) -> Captured:

@@ -1,52 +1,54 @@
-"""Regions that export sets apart as graphs of their own: code under a `with torch.autocast(...)`.
+"""Regions of code that torch.export keeps as graphs of their own, written into the graph around them.
 
-We capture with autocast off. So a region that switches it off changes nothing, and is written out; one that switches it
-on is one operation, which nothing is known of but the graph that it runs.
+A region that switches gradients on or off computes the same either way. We capture with autocast off, so a region that
+switches it off changes nothing. One that switches it on chooses dtypes as it runs: it stays one operation, of which
+nothing is known but the graph that it runs.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import fx, nn
+from torch import fx
 
+# Names of the operations that run a region, and where the region stands among their arguments, before its operands.
+_GRADIENTS, _AUTOCAST = "wrap_with_set_grad_enabled", "wrap_with_autocast"
+_PLACE = {_GRADIENTS: 1, _AUTOCAST: 4}
 _REGION = "region"
-# Before its operands the call of a region has the kind of device, the data type, two flags and the graph.
-_OPERANDS = 5
 
 
-def open_regions(program: torch.export.ExportedProgram) -> None:
-    """Write out, in place, the regions that switch autocast off; any other call knows its graph (`call_of`)."""
-    _open(program.graph, program.graph_module)
+def open_regions(module: fx.GraphModule) -> None:
+    """Put the operations of plain regions in the place of their calls; any other call knows its graph (`call_of`)."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and str(node.target) in _PLACE:
+            place = _PLACE[str(node.target)]
+            region = module.get_submodule(str(node.args[place].target))
+            assert isinstance(region, fx.GraphModule)
+            open_regions(region)
+            if _is_plain(node):
+                _write_out(module.graph, node, region.graph, node.args[place + 1 :])
+            else:
+                node.meta[_REGION] = region
+    unused = [node for node in module.graph.nodes if node.op == "get_attr" and not node.users]
+    for node in unused:
+        module.graph.erase_node(node)
 
 
 def call_of(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
     """What a call runs, and on what: an operation and its arguments, or the graph of a region and its operands."""
     region = node.meta.get(_REGION)
-    return (node.target, node.args) if region is None else (region, node.args[_OPERANDS:])
+    return (node.target, node.args) if region is None else (region, node.args[_PLACE[str(node.target)] + 1 :])
 
 
-def _open(graph: fx.Graph, owner: nn.Module) -> None:
-    """Regions within a region are opened first."""
-    for node in list(graph.nodes):
-        if node.op == "call_function" and node.target is torch.ops.higher_order.wrap_with_autocast:
-            _, _, is_on, _, place = node.args[:_OPERANDS]
-            region = getattr(owner, str(place.target))
-            _open(region.graph, region)
-            if is_on:
-                node.meta[_REGION] = region
-            else:
-                _write_out(graph, node, region.graph)
-                graph.erase_node(place)
+def _is_plain(node: fx.Node) -> bool:
+    return str(node.target) == _GRADIENTS or node.args[2] is False
 
 
-def _write_out(graph: fx.Graph, node: fx.Node, region: fx.Graph) -> None:
-    """The operations of `region` in the place of `node`, of whose results every use takes one by its number."""
-    inner = dict(zip((n for n in region.nodes if n.op == "placeholder"), node.args[_OPERANDS:], strict=True))
-    with graph.inserting_before(node):
-        results: Any = graph.graph_copy(region, inner)  # a tuple, as every region returns
-    for user in list(node.users):
+def _write_out(graph: fx.Graph, call: fx.Node, region: fx.Graph, operands: tuple[Any, ...]) -> None:
+    inputs = [node for node in region.nodes if node.op == "placeholder"]
+    with graph.inserting_before(call):
+        results: Any = graph.graph_copy(region, dict(zip(inputs, operands, strict=True)))
+    for user in list(call.users):  # results are taken out of a tuple one by one
         user.replace_all_uses_with(results[user.args[1]])
         graph.erase_node(user)
-    graph.erase_node(node)
+    graph.erase_node(call)

@@ -19,20 +19,19 @@ from torch.export import Dim
 from torch.export.graph_signature import InputKind
 
 from recoup.errors import CaptureError
-from recoup.graph.capture import Captured, TooManyConditionsError, export, input_nodes
+from recoup.graph.capture import Captured, export, input_nodes
 from recoup.graph.expressions import NoExpressionError, Tree, evaluate, multiplied, shown, tree_of, write
 from recoup.inputs.batches import Inputs
+from recoup.inputs.samples import Samples
 from recoup.operators.record import operator_of
 from recoup.plan import Check
 
 # The place of a number among a node's arguments: args or kwargs, then indices into lists.
 Path: TypeAlias = tuple[Any, ...]
 
-# Numbers as they were captured and as trees, by node and place.
+# Numbers as they are for one sample and as trees, by node and place.
 Numbers: TypeAlias = Mapping[str, Mapping[Path, tuple[Any, Tree]]]
 
-# Samples in the second capture: more than the one and the two for which code, and torch, may go other ways.
-SAMPLES = 3
 # Files in which torch itself asks for sizes, to know how a result lies in memory: no path through the code hangs on it.
 _OWN_QUESTIONS = (
     "/torch/_prims",
@@ -50,10 +49,15 @@ ONE_BATCH_ONLY = "so a standalone graph of it would serve one batch size only. P
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The numbers that follow the inputs, by node and place, and the conditions for all else."""
+    """The numbers that follow the inputs, by node and place, and the conditions for all else.
+
+    `traced` has the sizes of the captured call, and numbers among its inputs; `batch` are those that count samples.
+    """
 
     numbers: Numbers
     checks: tuple[Check, ...]
+    traced: Mapping[Tree, Any]
+    batch: frozenset[Tree]
 
     @property
     def fixed(self) -> tuple[Check, ...]:
@@ -61,21 +65,41 @@ class Sizes:
         return tuple(check for check in self.checks if _is_fixed(check.holds))
 
 
-def sizes_of(model: nn.Module, sample: Inputs, captured: Captured, *, any_size: bool) -> Sizes:
-    """How the graph captured for `sample`, of one sample, follows its inputs: their batch, or all of their sizes.
+def sizes_of(model: nn.Module, samples: Samples, captured: Captured, many: int, *, any_size: bool) -> Sizes:
+    """How the captured graph follows its inputs: the number of samples, or all of their sizes.
 
-    Sizes of other dims are fixed where the code cannot be followed through all of them.
+    The symbolic capture has `many` samples: another number than the first, and none for which torch goes other ways.
 
     Raises:
-        CaptureError: the graph serves one batch size only.
+        CaptureError: the graph serves one batch size only, or cannot be followed through all sizes.
+        TooManyConditionsError: following all sizes takes too much.
     """
-    many = _repeated(sample)
-    if any_size:
-        try:
-            return _sizes(model, sample, many, captured, any_size=True)
-        except (CaptureError, TooManyConditionsError):  # the batch may still be followed
-            pass
-    return _sizes(model, sample, many, captured, any_size=False)
+    call = samples.times(many)
+    batched = samples.batched_in(call)
+
+    def follow(argument: Any) -> Any:
+        if isinstance(argument, Tensor):
+            has_batch = any(argument is tensor for tensor in batched)
+            return tuple(Dim.AUTO if any_size or (has_batch and dim == 0) else None for dim in range(argument.dim()))
+        return Dim.AUTO if type(argument) is int else None
+
+    symbolic = _Symbolic(captured, export(model, call, follow), _leaves_of_samples(captured, samples, call))
+    symbolic.find_leaves()
+    symbolic.check_inputs()
+    symbolic.check_answers()
+    sizes = Sizes(dict(symbolic.numbers()), tuple(symbolic.checks), symbolic.sizes(), symbolic.batch)
+    for check in sizes.checks:
+        if not evaluate(check.holds, symbolic.traced):
+            raise CaptureError(f"the model's code takes another way where {shown(check.holds)}, {ONE_BATCH_ONLY}")
+    return sizes
+
+
+def _leaves_of_samples(captured: Captured, samples: Samples, call: Inputs) -> frozenset[Tree]:
+    """The sizes that count samples."""
+    batched = samples.batched_in(call)
+    given = captured.signature.inputs.flatten_up_to((tuple(call.args), dict(call.kwargs)))
+    pairs = zip(input_nodes(captured), given, strict=True)
+    return frozenset(("size", node.name, 0) for node, value in pairs if any(value is tensor for tensor in batched))
 
 
 def follow_sizes(graph: fx.Graph, numbers: Numbers) -> None:
@@ -92,6 +116,30 @@ def follow_sizes(graph: fx.Graph, numbers: Numbers) -> None:
                 leaves[leaf] = graph.call_function(torch.ops.aten.sym_size.int, (inputs[leaf[1]], leaf[2]))
         return leaves[leaf]
 
+    for node, path, tree in _followed(graph, numbers):
+        with graph.inserting_before(node):
+            _replace(node, path, write(tree, graph, read))
+
+
+def put_for_one(graph: fx.Graph, numbers: Numbers) -> None:
+    """Make every number of the captured graph what it is for one sample, in place."""
+    for node in graph.nodes:
+        for path, (one, _) in numbers.get(node.name, {}).items():
+            _replace(node, path, one)
+
+
+def put_for_many(graph: fx.Graph, sizes: Sizes, count: int) -> None:
+    """Make every number of a graph for one sample, cut or not, what it is for `count` of them, in place."""
+
+    def read(leaf: Tree) -> Any:
+        return count if leaf in sizes.batch else sizes.traced[leaf]
+
+    for node, path, tree in _followed(graph, sizes.numbers):
+        _replace(node, path, _like(_at(node, path), evaluate(tree, read)))
+
+
+def _followed(graph: fx.Graph, numbers: Numbers) -> Iterator[tuple[fx.Node, Path, Tree]]:
+    """Every number of a graph that follows the inputs, with its tree: where channels changed it, the tree has too."""
     for node in list(graph.nodes):
         for path, (before, tree) in numbers.get(node.meta.get("origin", node.name), {}).items():
             value = _at(node, path)
@@ -101,28 +149,11 @@ def follow_sizes(graph: fx.Graph, numbers: Numbers) -> None:
                     f"the number {value} in {node.name} depends on the inputs' sizes and on channels in a way that is "
                     "not understood. Prune with keep_class=True."
                 )
-            with graph.inserting_before(node):
-                _replace(node, path, write(followed, graph, read))
+            yield node, path, followed
 
 
-def _sizes(model: nn.Module, sample: Inputs, many: Inputs, captured: Captured, *, any_size: bool) -> Sizes:
-    def follow(argument: Any) -> Any:
-        if isinstance(argument, Tensor):
-            has_batch = any(argument is tensor for tensor in batched)
-            return tuple(Dim.AUTO if any_size or (has_batch and dim == 0) else None for dim in range(argument.dim()))
-        return Dim.AUTO if type(argument) is int else None
-
-    batched = [new for old, new in zip(sample.tensors(), many.tensors(), strict=True) if is_batched(old)]
-    symbolic = _Symbolic(captured, export(model, many, follow))
-    symbolic.find_leaves()
-    symbolic.check_inputs()
-    symbolic.check_answers()
-    numbers = dict(symbolic.numbers())
-    sizes = Sizes(numbers, tuple(symbolic.checks))
-    for check in sizes.checks:
-        if not evaluate(check.holds, symbolic.traced):
-            raise CaptureError(f"the model's code takes another way where {shown(check.holds)}, {ONE_BATCH_ONLY}")
-    return sizes
+def _like(before: Any, value: Any) -> Any:
+    return type(before)(value) if type(before) in (int, float) else value
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +162,7 @@ class _Symbolic:
 
     captured: Captured
     program: Any
+    batch: frozenset[Tree]
     leaves: dict[Any, Tree] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     inputs: list[tuple[fx.Node, fx.Node]] = field(init=False)
@@ -149,6 +181,17 @@ class _Symbolic:
         if leaf[0] == "input":
             return value
         return value.dim() if leaf[0] == "rank" else value.shape[leaf[2]]
+
+    def sizes(self) -> dict[Tree, Any]:
+        """All leaves as they were for the captured graph."""
+        found: dict[Tree, Any] = {}
+        for name, value in self.values.items():
+            if isinstance(value, Tensor):
+                found |= {("size", name, dim): size for dim, size in enumerate(value.shape)}
+                found["rank", name] = value.dim()
+            else:
+                found["input", name] = value
+        return found
 
     def find_leaves(self) -> None:
         for node, twin in self.inputs:
@@ -191,8 +234,7 @@ class _Symbolic:
             return
         bounds = self.program.range_constraints.get(size.node.expr)
         lower, upper = (int(bounds.lower), bounds.upper) if bounds is not None else (0, math.inf)
-        is_batch = self.traced(leaf) == 1
-        if lower > 2 or (lower == 2 and not is_batch):  # torch takes 0 and 1 for cases of their own
+        if lower > 2 or (lower == 2 and leaf not in self.batch):  # torch takes 0 and 1 for cases of their own
             self.checks.append(Check(("ge", leaf, lower)))
         if upper < sys.maxsize - 1:
             self.checks.append(Check(("le", leaf, int(upper))))
@@ -222,7 +264,7 @@ class _Symbolic:
                 self.checks.append(Check(("eq", leaf, self.traced(leaf))))
 
     def numbers(self) -> Iterator[tuple[str, dict[Path, tuple[Any, Tree]]]]:
-        """The numbers of each node that follow the inputs, as they are and as trees."""
+        """The numbers of each node that follow the inputs, as they are for one sample and as trees."""
         left, right = _operations(self.captured.graph), _operations(self.program.graph)
         if len(left) < len(right):  # a slice to the whole size of its input is no slice where that size is known
             right = [node for node in right if not _ends_with_its_input(node)]
@@ -233,13 +275,16 @@ class _Symbolic:
             for path, own, other in _pairs((node.args, dict(node.kwargs)), (twin.args, dict(twin.kwargs))):
                 if other is None and own in (0, sys.maxsize):  # the bounds of a slice that goes to the end
                     continue
-                tree = self._followed(node, own, other)
+                tree = self._tree_at(node, own, other)
                 if isinstance(tree, tuple):
-                    found[path] = (own, tree)
+                    found[path] = (_like(own, evaluate(tree, self._of_one)), tree)
             if found:
                 yield node.name, found
 
-    def _followed(self, node: fx.Node, own: Any, other: Any) -> Tree:
+    def _of_one(self, leaf: Tree) -> Any:
+        return 1 if leaf in self.batch else self.traced(leaf)
+
+    def _tree_at(self, node: fx.Node, own: Any, other: Any) -> Tree:
         """The tree of a number; None for what is none."""
         if isinstance(own, fx.Node) or not isinstance(own, (int, float)) or isinstance(own, bool):
             return None
@@ -260,15 +305,6 @@ class _Symbolic:
             return tree_of(value.node.expr, self.leaves)
         except NoExpressionError as error:
             raise CaptureError(f"a size depends on the inputs in its own way ({error}), {ONE_BATCH_ONLY}") from error
-
-
-def is_batched(tensor: Tensor) -> bool:
-    """Whether a tensor of a call with one sample has a place for more."""
-    return tensor.dim() > 0 and tensor.shape[0] == 1
-
-
-def _repeated(sample: Inputs) -> Inputs:
-    return sample.map(lambda tensor: torch.cat([tensor] * SAMPLES) if is_batched(tensor) else tensor.clone())
 
 
 def _is_fixed(tree: Tree) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,9 @@ from recoup.errors import InputError, VerificationError, require_kind
 from recoup.graph.capture import Captured
 from recoup.graph.copies import duplicate, working_copy
 from recoup.graph.modes import exact_float32
+from recoup.graph.standalone import Standalone, entering
 from recoup.inputs.batches import Inputs, device_of, inputs_of, leaves_in
+from recoup.inputs.samples import Samples, samples_of
 from recoup.inputs.surroundings import undisturbed
 from recoup.plan import Plan
 from recoup.surgery.apply import masked, without_rounding
@@ -45,7 +47,7 @@ def verify(model: nn.Module, plan: Plan, smaller: nn.Module, example: Any) -> Pr
         without_rounding(both.whole, plan, smaller)
         return both
 
-    batches = list(_batches(inputs))
+    batches = _served(smaller, _batches(inputs))
     if plan.graph is not None:
         batches += _of_other_sizes(batches[0], pair().whole)
     return _compare_all(pair, batches, type(model).__name__)
@@ -61,14 +63,25 @@ def agree(model: nn.Module, host: nn.Module, example: Any) -> Proof:
     def pair() -> _Pair:
         return _Pair(working_copy(model), duplicate(host).eval())
 
-    return _compare_all(pair, list(_batches(inputs)), type(model).__name__)
+    return _compare_all(pair, _served(host, _batches(inputs)), type(model).__name__)
 
 
-def follows(model: nn.Module, host: nn.Module, sample: Inputs) -> bool:
+def follows(model: nn.Module, host: nn.Module, samples: Samples) -> bool:
     """Whether a standalone form, where its model runs at other sizes, gives the same there or refuses the call."""
-    batches = _of_other_sizes(random_like(sample), working_copy(model))
-    if not batches:
-        return True
+    batches = _of_other_sizes(random_like(samples), working_copy(model))
+    return not batches or _same_or_refused(model, host, batches)
+
+
+def agrees(model: nn.Module, host: nn.Module, sample: Inputs) -> bool:
+    """Whether a standalone form gives what its model gives for a call."""
+    try:
+        _compare_all(lambda: _Pair(working_copy(model), duplicate(host).eval()), [sample], type(model).__name__)
+    except VerificationError:
+        return False
+    return True
+
+
+def _same_or_refused(model: nn.Module, host: nn.Module, batches: list[Inputs]) -> bool:
     try:
         _compare_all(lambda: _Pair(working_copy(model), duplicate(host).eval()), batches, type(model).__name__)
     except VerificationError as error:
@@ -87,7 +100,7 @@ def require_real_outputs(captured: Captured) -> None:
         )
 
 
-def random_like(inputs: Inputs) -> Inputs:
+def random_like(samples: Samples) -> Inputs:
     """A batch of the same form: the first sample times random factors, so that what is positive stays positive.
 
     Noise where that sample is all zeros; the given values for everything that is not a real number.
@@ -95,15 +108,13 @@ def random_like(inputs: Inputs) -> Inputs:
     generator = torch.Generator().manual_seed(0)
 
     def noise(tensor: Tensor) -> Tensor:
-        is_batched = tensor.dim() > 0 and tensor.shape[0] == 1
         if not tensor.is_floating_point():
-            return torch.cat([tensor] * SAMPLES[0]) if is_batched else tensor
-        shape = (SAMPLES[0], *tensor.shape[1:]) if is_batched else tuple(tensor.shape)
+            return tensor
         if not bool(tensor.any()):
-            return torch.randn(shape, generator=generator).to(tensor)
-        return tensor * (0.5 + torch.rand(shape, generator=generator)).to(tensor)
+            return torch.randn(tensor.shape, generator=generator).to(tensor)
+        return tensor * (0.5 + torch.rand(tensor.shape, generator=generator)).to(tensor)
 
-    return inputs.first(1).map(noise)
+    return samples.times(SAMPLES[0]).map(noise)
 
 
 def outputs(model: nn.Module, inputs: Inputs) -> list[Any]:
@@ -175,10 +186,25 @@ def _check_repeats(first: list[Any], second: list[Any], name: str) -> None:
 
 def _batches(inputs: Inputs) -> Iterator[Inputs]:
     """Random samples, real ones, and a single one."""
-    yield random_like(inputs)
+    yield random_like(samples_of(inputs))
     if inputs.size > 1:
         yield inputs.first(SAMPLES[1])
     yield inputs.first(1)
+
+
+def _served(module: nn.Module, batches: Iterable[Inputs]) -> list[Inputs]:
+    """The batches without those that a standalone form refuses, as a single sample where code treats it otherwise."""
+    whole = list(batches)
+    return [batch for batch in whole if not _refuses(module, batch)] or whole
+
+
+def _refuses(module: nn.Module, batch: Inputs) -> bool:
+    try:
+        if isinstance(module, Standalone):
+            entering(module, batch.args, batch.kwargs)
+    except InputError:
+        return True
+    return False
 
 
 def _of_other_sizes(batch: Inputs, model: nn.Module) -> list[Inputs]:

@@ -7,23 +7,30 @@ even where the code would run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 
+from recoup.channels.cost_model import channels_in
 from recoup.channels.groups import Group, Structure, named_tensors
 from recoup.errors import RecoupError, VerificationError
 from recoup.graph.capture import Captured, capture, module_path
 from recoup.graph.copies import working_copy
 from recoup.graph.folding import FOLDED
-from recoup.inputs.batches import Inputs
+from recoup.graph.one_sample import BatchCapture
 from recoup.operators.names import operation_name
 from recoup.surgery.apply import apply, bare_plan, hollow
 from recoup.surgery.resize import Resized, resize
 from recoup.surgery.verify import verify
+
+# What is said of a group that is locked for the sake of the class.
+BREAKS = "cutting it breaks the model's own code"
+_Cut: TypeAlias = Callable[[Tensor], Tensor]
+_Test: TypeAlias = "Callable[[tuple[Group, ...]], _Departure | None]"
 
 # Cuts to try: the first mostly changes every number there is; chunks and slices may fit it by chance.
 CUTS = 3
@@ -31,8 +38,7 @@ CUTS = 3
 
 def why_class_fails(
     model: nn.Module,
-    sample: Inputs,
-    captured: Captured,
+    batch: BatchCapture,
     structure: Structure,
     layouts: Mapping[str, Any],
     folded: tuple[str, ...],
@@ -45,24 +51,37 @@ def why_class_fails(
     ]
     if computed:
         return f"{computed[0].removeprefix(FOLDED)} is computed from parameters, and the class would compute it again"
-    ways = {node.name: layouts.get(node.name) for node in captured.graph.nodes}
-    for keep, expected in telling_cuts(captured, structure, ways):
-        if (found := _departure(model, sample, captured, structure, keep, expected)) is not None:
-            return found
+    ways = {node.name: layouts.get(node.name) for node in batch.one.graph.nodes}
+    for keep, expected in telling_cuts(batch.one, structure, ways):
+        if (found := _departure(model, batch, structure, keep, expected)) is not None:
+            return found.reason
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Departure:
+    """Why the model's own code cannot hold a cut, and the module where that shows, if one is known."""
+
+    reason: str
+    where: str | None = None
+
+
 def _departure(
-    model: nn.Module, sample: Inputs, captured: Captured, structure: Structure, keep: Tensor, expected: Resized
-) -> str | None:
+    model: nn.Module, batch: BatchCapture, structure: Structure, keep: Tensor, expected: Resized
+) -> _Departure | None:
     """Where the model's own code, with its tensors cut, departs from the graph it ought to run; None if nowhere."""
     if not expected.is_plain:
-        return "its code moves channels in an order that a smaller network would have to change"
+        return _Departure("its code moves channels in an order that a smaller network would have to change")
+    ran: dict[str, None] = {}
     try:
-        actual = capture(hollow(model, structure.slices(keep)), sample, can_run=False)
+        cut = hollow(model, structure.slices(keep))
+        actual = capture(cut, batch.samples.times(batch.count), can_run=False, ran=ran)
+        batch.at_count(expected.graph)
     except RecoupError as error:
-        return f"its code fixes a size ({str(error).splitlines()[0][:160]})"
-    return difference(expected.graph, actual) or _other_constant(captured, actual)
+        reason = f"its code fixes a size ({str(error).splitlines()[0][:160]})"
+        return _Departure(reason, next(reversed(ran), None))
+    other = _other_constant(batch.captured, actual)
+    return difference(expected.graph, actual) or (None if other is None else _Departure(other))
 
 
 def _other_constant(captured: Captured, actual: Captured) -> str | None:
@@ -119,31 +138,31 @@ def _changed_numbers(captured: Captured, resized: Resized) -> set[tuple[str, int
     return found
 
 
-def difference(expected: fx.Graph, actual: Captured) -> str | None:
+def difference(expected: fx.Graph, actual: Captured) -> _Departure | None:
     """The first operation in which two graphs differ, or None."""
     left, right = list(expected.nodes), list(actual.graph.nodes)
     if len(left) != len(right):
-        return f"its code runs {len(right)} operations at another size, not {len(left)}"
+        return _Departure(f"its code runs {len(right)} operations at another size, not {len(left)}")
     twin: dict[fx.Node, fx.Node] = dict(zip(left, right, strict=True))
     for a, b in twin.items():
         same = a.op == b.op and (a.op != "call_function" or a.target == b.target)
         if not same or not _same_arguments(a, b, twin):
             where = module_path(b) or "forward"
-            return f"its code fixes a size or an order of channels ({operation_name(b.target)} in {where})"
+            what = f"its code fixes a size or an order of channels ({operation_name(b.target)} in {where})"
+            return _Departure(what, module_path(b))
     return None
 
 
 def lock_what_breaks(
-    model: nn.Module, structure: Structure, inputs: Inputs, captured: Captured, layouts: Mapping[str, Any]
+    model: nn.Module, structure: Structure, batch: BatchCapture, layouts: Mapping[str, Any]
 ) -> Structure:
     """Cut and compare: groups that the model's own code cannot hold at another size are locked."""
-    ways = {node.name: layouts.get(node.name) for node in captured.graph.nodes}
-    attempt = _Attempt(working_copy(model), structure, inputs, captured, ways)
-    while structure.prunable and (culprits := attempt.culprits(structure.prunable)):
-        reasons = {name: f"cutting it breaks the model's own code: {why}" for name, why in culprits.items()}
-        structure = structure.lock(reasons)
-        attempt = replace(attempt, structure=structure)
-    return structure
+    ways = {node.name: layouts.get(node.name) for node in batch.one.graph.nodes}
+    attempt = _Attempt(working_copy(model), structure, batch, ways)
+    while culprits := attempt.all_culprits():
+        reasons = {name: f"{BREAKS}: {why}" for name, why in culprits.items()}
+        attempt = replace(attempt, structure=attempt.structure.lock(reasons))
+    return attempt.structure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,38 +171,62 @@ class _Attempt:
 
     model: nn.Module
     structure: Structure
-    inputs: Inputs
-    captured: Captured
+    batch: BatchCapture
     layouts: Mapping[str, Any]
 
-    def culprits(self, groups: tuple[Group, ...]) -> dict[str, str]:
-        """The groups among these that cannot be cut, and why; all of them where only some together cannot."""
-        failure = self._failure(groups)
+    def all_culprits(self) -> dict[str, str]:
+        """Some of the groups that cannot be cut, and why; none if all can, with several cuts, as one may fit by chance.
+
+        The graphs of all cuts are compared before the first cut model is run, which takes longer.
+        """
+        tests = ((look, cut) for look in (self._look, self._run) for cut in (_random_half, _first, _last))
+        found = (self._culprits(self.structure.prunable, partial(look, cut)) for look, cut in tests)
+        return next((culprits for culprits in found if culprits), {})
+
+    def _culprits(self, groups: tuple[Group, ...], test: _Test) -> dict[str, str]:
+        """Some of the groups among these that cannot be cut, and why; all of them where only some together cannot."""
+        failure = test(groups) if groups else None
         if failure is None or len(groups) == 1:
-            return {} if failure is None else {groups[0].name: failure}
+            return {} if failure is None else {groups[0].name: failure.reason}
+        near = self._near(groups, failure.where)
+        if 0 < len(near) < len(groups) and (found := self._culprits(near, test)):
+            return found
         middle = len(groups) // 2
-        found = self.culprits(groups[:middle]) | self.culprits(groups[middle:])
-        return found or dict.fromkeys((group.name for group in groups), failure)
+        found = self._culprits(groups[:middle], test) | self._culprits(groups[middle:], test)
+        return found or dict.fromkeys((group.name for group in groups), failure.reason)
 
-    def _failure(self, groups: tuple[Group, ...]) -> str | None:
-        """Why these groups cannot be cut, or None; tried with several cuts, as one may fit the code by chance."""
-        for cut in (_random_half, _first, _last):
-            keep = self.structure.keep_all()
-            for group in groups:
-                keep[group.start + cut((~group.locked).nonzero().squeeze(1))] = False
-                keep = self.structure.refill(keep, torch.arange(group.start, group.start + group.width))
-            try:
-                if (found := self._departure(keep)) is not None:
-                    return found
-                plan = bare_plan(self.structure, named_tensors(self.model), keep)
-                verify(self.model, plan, apply(self.model, plan), self.inputs)
-            except VerificationError as error:
-                return str(error).split("; it is not")[0]
+    def _near(self, groups: tuple[Group, ...], where: str | None) -> tuple[Group, ...]:
+        """Those of which a module reads or makes channels: whoever breaks the code mostly meets it there."""
+        inside = [
+            node for node in self.batch.one.graph.nodes if node.op == "call_function" and module_path(node) == where
+        ]
+        names = {value.name for node in inside for value in (node, *node.all_input_nodes)}
+        met = [channels for name in names if (channels := channels_in(self.layouts[name])) is not None]
+        seen = torch.zeros(self.structure.width + 1, dtype=torch.bool)  # the last is for what is no channel
+        seen[torch.cat([*met, torch.tensor([-1])])] = True
+        return tuple(group for group in groups if bool(seen[group.channels].any()))
+
+    def _keep(self, groups: tuple[Group, ...], cut: _Cut) -> Tensor:
+        keep = self.structure.keep_all()
+        for group in groups:
+            keep[group.start + cut((~group.locked).nonzero().squeeze(1))] = False
+            keep = self.structure.refill(keep, torch.arange(group.start, group.start + group.width))
+        return keep
+
+    def _look(self, cut: _Cut, groups: tuple[Group, ...]) -> _Departure | None:
+        """Why these groups cannot be cut, by the graph of the cut model."""
+        keep = self._keep(groups, cut)
+        expected = resize(self.batch.one, self.layouts, keep)
+        return _departure(self.model, self.batch, self.structure, keep, expected)
+
+    def _run(self, cut: _Cut, groups: tuple[Group, ...]) -> _Departure | None:
+        """The same by what the cut model computes."""
+        plan = bare_plan(self.structure, named_tensors(self.model), self._keep(groups, cut))
+        try:
+            verify(self.model, plan, apply(self.model, plan), self.batch.samples.times(self.batch.count))
+        except VerificationError as error:
+            return _Departure(str(error).split("; it is not")[0])
         return None
-
-    def _departure(self, keep: Tensor) -> str | None:
-        expected = resize(self.captured, self.layouts, keep)
-        return _departure(self.model, self.inputs, self.captured, self.structure, keep, expected)
 
 
 def _random_half(free: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def prepared(model: nn.Module, sample: Inputs, *, may_untie: bool) -> Prepared:
 
 
 def require_idle(model: nn.Module, names: Iterable[str], call: Inputs) -> None:
-    """Refuse a model that runs modules for several samples which it does not run for one, as it was captured.
+    """Refuse a model that runs modules for all samples of a batch which it does not run for a few, as it was captured.
 
     Raises:
         CaptureError: one of these modules runs.
@@ -64,8 +64,8 @@ def require_idle(model: nn.Module, names: Iterable[str], call: Inputs) -> None:
         return
     if ran:
         raise CaptureError(
-            f"{type(model).__name__} runs {ran[0]} for {call.size} samples and not for one, so there is no one network "
-            "to prune. Make it compute the same for any number of samples."
+            f"{type(model).__name__} runs {ran[0]} for {call.size} samples and not for a few, so there is no one "
+            "network to prune. Make it compute the same for any number of samples."
         )
 
 

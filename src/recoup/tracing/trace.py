@@ -7,6 +7,7 @@ model's standalone form, the captured graph, whose numbers can be put right.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,38 +25,43 @@ from recoup.channels.patterns import Choice
 from recoup.channels.propagate import Propagated, propagate
 from recoup.channels.settling import with_whole_streams
 from recoup.config import require_flag
+from recoup.errors import CaptureError
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.biases import with_biases
-from recoup.graph.capture import Captured, capture
+from recoup.graph.capture import Captured, TooManyConditionsError
 from recoup.graph.expressions import shown
 from recoup.graph.folding import fold
 from recoup.graph.modes import without_collection
-from recoup.graph.sizes import Sizes, sizes_of
+from recoup.graph.one_sample import BatchCapture, capture_for_one, captured_for_one
+from recoup.graph.sizes import Sizes
 from recoup.graph.standalone import Standalone, standalone
 from recoup.graph.usage import idle_modules, written_tensors
 from recoup.graph.writing import graph_plan
 from recoup.inputs.batches import Inputs, device_of, inputs_of, require_model
+from recoup.inputs.samples import samples_of
 from recoup.inputs.surroundings import undisturbed
-from recoup.plan import GraphPlan, Plan
+from recoup.plan import Check, GraphPlan, Plan
 from recoup.surgery.apply import bare_plan
 from recoup.surgery.resize import resize
-from recoup.surgery.verify import follows
+from recoup.surgery.verify import agrees, follows
 from recoup.tracing.class_support import lock_what_breaks, why_class_fails
 from recoup.tracing.preparation import Prepared, prepared
+
+# Samples to find out with what the caller's hooks do.
+FEW = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
     """What it takes to write the graph of a standalone result: the captured one and the layouts of its values.
 
-    `given` is the copy that is worked on, `original` the graph as captured from it for `sample`; `added` names biases
-    that it did not have. `reason` says why the model's own class would not do, and is None where it does: the form then
-    only serves to be looked into.
+    `given` is the copy that is worked on, `batch` the graph as captured from it, `captured` the one that is cut;
+    `added` names biases that it did not have. `reason` says why the model's own class would not do, and is None where
+    it does: the form then only serves to be looked into.
     """
 
     given: Prepared
-    sample: Inputs
-    original: Captured
+    batch: BatchCapture
     captured: Captured
     layouts: Mapping[str, Any]
     added: frozenset[str]
@@ -66,14 +72,38 @@ class Form:
         """The caller's model, as a copy to work on."""
         return self.given.model
 
+    @property
+    def original(self) -> Captured:
+        """The graph of the copy for one sample."""
+        return self.batch.one
+
     @cached_property
     def sizes(self) -> Sizes:
-        """How the graph follows its inputs: a result in all sizes, a form that is only looked into in the batch."""
+        """How the graph follows its inputs: a result in all sizes, a form that is only looked into in the batch.
+
+        Raises:
+            CaptureError: the graph serves one batch size only.
+        """
         if self.reason is not None:
-            sizes = sizes_of(self.model, self.sample, self.original, any_size=True)
-            if follows(self.model, self._whole(sizes), self.sample):
-                return sizes
-        return sizes_of(self.model, self.sample, self.original, any_size=False)
+            with suppress(CaptureError, TooManyConditionsError):  # the batch may still be followed
+                sizes = self.batch.followed(self.model, any_size=True)
+                if follows(self.model, self._whole(sizes), self.batch.samples):
+                    return self._guarded(sizes)
+        return self._guarded(self.batch.followed(self.model, any_size=False))
+
+    def _guarded(self, sizes: Sizes) -> Sizes:
+        """With a condition if the model does something else for a single sample than for several."""
+        if self.serves_one:
+            return sizes
+        single = tuple(Check(("ge", leaf, 2)) for leaf in sorted(sizes.batch))
+        return replace(sizes, checks=(*sizes.checks, *single))
+
+    @cached_property
+    def serves_one(self) -> bool:
+        """Whether the model does for a single sample what it does for several."""
+        if self.batch.sizes is None:
+            return True
+        return agrees(self.model, self._whole(self.batch.sizes), self.batch.samples.one)
 
     @property
     def said(self) -> str | None:
@@ -170,10 +200,23 @@ def trace(
     require_flag("keep_class", keep_class)
     require_flag("streams", streams)
     choice = Choice.of(only, exclude)
-    inputs = inputs_of(example, model).first(1).to(device_of(model))
+    samples = samples_of(inputs_of(example, model).to(device_of(model)))
     with without_collection():
-        given = prepared(model, inputs, may_untie=untie)
-        return _trace(given, inputs, choice, keep_class=keep_class, may_untie=untie, streams=streams)
+        given = prepared(model, samples.times(min(samples.given, FEW)), may_untie=untie)
+        batch = capture_for_one(given.model, samples)
+        traced = _trace(given, batch, choice, keep_class=keep_class, may_untie=untie, streams=streams)
+        if samples.given == 1 and not traced.standalone.serves_one:
+            batch = captured_for_one(given.model, samples)
+            traced = _trace(given, batch, choice, keep_class=keep_class, may_untie=untie, streams=streams)
+        return traced
+
+
+@undisturbed
+def in_own_class(traced: Traced, *, only: Iterable[str] = (), exclude: Iterable[str] = ()) -> Traced:
+    """The structure of the same model with all that locked which its own class cannot hold at another size."""
+    form = traced.standalone
+    with without_collection():
+        return _trace(form.given, form.batch, Choice.of(only, exclude), keep_class=True, may_untie=True, streams=False)
 
 
 def plain_cut(traced: Traced, keep: Tensor) -> Plan:
@@ -182,20 +225,19 @@ def plain_cut(traced: Traced, keep: Tensor) -> Plan:
 
 
 def _trace(
-    given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool, may_untie: bool, streams: bool
+    given: Prepared, batch: BatchCapture, choice: Choice, *, keep_class: bool, may_untie: bool, streams: bool
 ) -> Traced:
-    model = given.model
-    original = capture(model, sample)
+    model, original = given.model, batch.one
     if keep_class:
         captured, added = with_biases(original)
         propagated = propagate(captured, sizes_stay=True, frees_norms=streams)
         structure, numbering = _resolved(propagated, model, captured)
         structure = choice.lock_others(with_elementwise(structure, propagated, numbering, captured))
         ways = layouts(propagated.labels, numbering, structure)
-        own = lock_what_breaks(model, without(structure, added), sample, original, ways)
+        own = lock_what_breaks(model, without(structure, added), batch, ways)
         ways = layouts(propagated.labels, numbering, own)
         own = with_other_products(own, ways, captured)
-        return _traced(own, Form(given, sample, original, captured, ways, added, None))
+        return _traced(own, Form(given, batch, captured, ways, added, None))
     folded = fold(original, untie=may_untie)
     captured, added = with_biases(folded.captured)
     propagated = propagate(captured, frees_norms=streams)
@@ -204,8 +246,8 @@ def _trace(
     ways = layouts(propagated.labels, numbering, structure)
     structure = with_other_products(structure, ways, captured)
     own = without(structure, added)
-    reason = why_class_fails(model, sample, original, own, ways, folded.names)
-    form = Form(given, sample, original, captured, ways, added, reason)
+    reason = why_class_fails(model, batch, own, ways, folded.names)
+    form = Form(given, batch, captured, ways, added, reason)
     if reason is not None:
         return _traced(with_every_bias(structure), form)
     # The class has no place for computed weights, none of which loses anything.
@@ -222,4 +264,4 @@ def _resolved(propagated: Propagated, model: nn.Module, captured: Captured) -> t
 def _traced(structure: Structure, form: Form) -> Traced:
     chains = {consumer.name: activation_behind(form.captured, consumer.node) for consumer in structure.consumers}
     blocks, head = residual_blocks(structure, form.captured), read_by_head(structure, form.captured)
-    return Traced(structure, chains, blocks, head, form.sample, form)
+    return Traced(structure, chains, blocks, head, form.batch.samples.one, form)
