@@ -86,6 +86,7 @@ class Plan:
     untied: weights of layers that were tables of embeddings too, and become the layers' own.
     idle: modules that do not run in eval mode, such as heads for training; they are not cut, and refuse to run.
     keeps_hooks: whether the model's hooks are a part of it.
+    settings: what modules of the smaller model, or their configs, remember besides tensors, by dotted name.
     """
 
     keep: Mapping[str, Tensor]
@@ -97,3 +98,4 @@ class Plan:
     untied: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
     keeps_hooks: bool = False
+    settings: Mapping[str, int | bool] = field(default_factory=dict)

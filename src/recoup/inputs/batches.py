@@ -1,7 +1,7 @@
 """Batches in the forms people have them, turned into what a model is called with.
 
 A batch is a tensor; a pair (inputs, labels); a tuple of inputs when the model's `forward` requires several; or a dict
-of keyword inputs. In a pair, `inputs` may itself be a tuple or a dict.
+of keyword inputs. In a pair, `inputs` may itself be a tuple or a dict. A dict may hold `labels` among its inputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recoup.errors import (
     require_kind,
     told,
 )
-from recoup.inputs.labels import class_numbers
+from recoup.inputs.labels import LABELS, class_numbers, is_labelled_dict, without_labels
 from recoup.inputs.surroundings import as_the_caller
 
 READ_ONCE = (
@@ -156,7 +156,7 @@ def inputs_of(batch: Any, model: nn.Module) -> Inputs:
         )
     if not inputs.size:
         raise CalibrationError(f"a batch of shape {inputs.shapes()} holds no samples. Leave empty batches out.")
-    return replace(inputs, labels=class_numbers(batch[1], inputs.size)) if is_labelled_pair(batch, model) else inputs
+    return replace(inputs, labels=class_numbers(labels_in(batch, model), inputs.size))
 
 
 def numbered_inputs(batch: Any, model: nn.Module, number: object, what: str = "calibration") -> Inputs:
@@ -199,7 +199,7 @@ def _call_of(batch: Any, model: nn.Module) -> Inputs:
     if isinstance(batch, Tensor):
         return Inputs((batch,), {})
     if isinstance(batch, Mapping):
-        return Inputs((), dict(batch))
+        return Inputs((), without_labels(batch, model))
     if not isinstance(batch, (tuple, list)) or not batch:
         raise _unknown_form(batch, model)
     if not is_labelled_pair(batch, model):
@@ -239,6 +239,21 @@ def is_labelled_pair(batch: Any, model: nn.Module) -> bool:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return False
     return required_inputs(model) <= 1 or isinstance(batch[0], (tuple, list, Mapping))
+
+
+def labels_in(batch: Any, model: nn.Module) -> Any:
+    """What a batch carries beside its inputs, of whatever form; None if nothing."""
+    if is_labelled_pair(batch, model):
+        return batch[1]
+    return batch[LABELS] if is_labelled_dict(batch, model) else None
+
+
+def is_labelled(batch: Any, model: nn.Module) -> bool:
+    """Whether a batch carries labels to measure by: those of a pair, or one class number per sample in a dict."""
+    if not is_labelled_dict(batch, model):
+        return is_labelled_pair(batch, model)
+    size = next((value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.dim()), 1)
+    return class_numbers(batch[LABELS], size) is not None
 
 
 def required_inputs(model: nn.Module) -> int:

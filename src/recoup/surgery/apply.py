@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from recoup.channels.groups import Structure, named_tensors
 from recoup.errors import ArtefactError, InputError, require_kind
 from recoup.graph.copies import duplicate, light_copy, strip_hooks, untie
+from recoup.graph.settings import adjust
 from recoup.graph.standalone import standalone
 from recoup.inputs.surroundings import undisturbed
 from recoup.operators.record import refresh_of
@@ -40,6 +41,7 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
         return standalone(plan.graph, named_tensors(smaller)).train(model.training)
     for name in {piece.tensor.rpartition(".")[0] for piece in plan.slices}:
         _refresh_attributes(smaller.get_submodule(name))
+    adjust(smaller, plan.settings)
     for name in plan.idle if plan.slices else ():
         smaller.get_submodule(name).register_forward_pre_hook(functools.partial(_refuse_to_run, name))
     return smaller

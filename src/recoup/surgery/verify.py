@@ -13,6 +13,7 @@ from recoup.errors import InputError, VerificationError, require_kind
 from recoup.graph.capture import Captured
 from recoup.graph.copies import duplicate, working_copy
 from recoup.graph.modes import exact_float32
+from recoup.graph.settings import without_cache
 from recoup.inputs.batches import Inputs, device_of, inputs_of, leaves_in
 from recoup.inputs.surroundings import undisturbed
 from recoup.plan import Plan
@@ -41,7 +42,8 @@ def verify(model: nn.Module, plan: Plan, smaller: nn.Module, example: Any) -> Pr
     inputs = inputs_of(example, model).to(device)
 
     def pair() -> _Pair:
-        return _Pair(masked(model, plan).eval(), duplicate(smaller).eval()).in_float64(inputs.first(1))
+        whole, cut = (without_cache(twin).eval() for twin in (masked(model, plan), duplicate(smaller)))
+        return _Pair(whole, cut).in_float64(inputs.first(1))
 
     batches = list(_batches(inputs))
     if plan.graph is not None:
