@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from recoup.config import Budget, Method, require_flag, require_progress
 from recoup.errors import CaptureError, InputError, LockedError, warn
 from recoup.graph.copies import working_copy
 from recoup.graph.modes import one_at_a_time
+from recoup.graph.settings import without_cache
 from recoup.graph.standalone import entering
 from recoup.inputs.batches import Inputs, Stream, device_of, inputs_of, require_model
 from recoup.inputs.resources import MemoryWatch
@@ -42,6 +43,7 @@ from recoup.statistics.calibrate import calibrate
 from recoup.statistics.rank import rank
 from recoup.surgery.apply import apply
 from recoup.surgery.verify import agree, require_real_outputs, verify
+from recoup.tracing.configured import rebuilt
 from recoup.tracing.preparation import require_idle
 from recoup.tracing.trace import Traced, trace
 
@@ -81,6 +83,7 @@ def prune(
     exclude: Iterable[str] = (),
     method: str | Method = "best",
     keep_class: bool = False,
+    keep_config: bool = False,
     progress: Progress = silent,
 ) -> Result:
     """A smaller model that does what `model` does, without retraining; `model` itself is not changed.
@@ -103,6 +106,8 @@ def prune(
         exclude: names of those that may not.
         method: `recoup.Best()`, `Fast()`, `Paper()`, `Released()`, or one of their names.
         keep_class: lock what the model's own class cannot hold at another size, rather than return a standalone graph.
+        keep_config: prune only what the `config` of a model can tell, equally in all layers, so that its class can be
+            built from that config again, as `from_pretrained` does.
         progress: called with the stage, the steps done and their number.
     """
     method = find_method(method)
@@ -110,13 +115,13 @@ def prune(
     require_possible(goal, method)
     require_model(model)
     require_progress(progress)
-    require_flag("keep_class", keep_class)
+    form = Kept(keep_class, keep_config)
     choice = Choice.of(only, exclude)
     clock, watch = Clock(), MemoryWatch(device_of(model))
     with clock("trace"):
         batches = Stream(calibration)
         untie = budget is None or budget.of != "parameters"
-        traced = _prunable(model, batches.first, keep_class=keep_class, choice=choice, untie=untie)
+        traced = _prunable(model, batches.first, form, choice=choice, untie=untie)
         given, model = model, traced.standalone.model  # a copy, from here on
         widths_by_group(traced.structure, goal.widths)  # a name that does not exist is refused before the work
         method = runnable(method, traced, goal)
@@ -140,6 +145,8 @@ def prune(
         proof = verify(model, recovered.plan, smaller, data.first)
         if traced.form is not None:
             agree(model, traced.form.host, data.first)
+        if keep_config:
+            agree(without_cache(working_copy(smaller)), without_cache(rebuilt(smaller)), data.first)
     with clock("measure"):
         score = score_of(working_copy(smaller) if traced.state else smaller, allocation, recovered, acceptance)
     peak = watch.peak()
@@ -155,22 +162,36 @@ def inspect(
     example: Any,
     *,
     keep_class: bool = False,
+    keep_config: bool = False,
     only: Iterable[str] = (),
     exclude: Iterable[str] = (),
 ) -> Inspection:
     """A dry run: groups, widths, costs, what is locked and why. Print it."""
-    traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude)
+    traced = trace(model, example, keep_class=keep_class, keep_config=keep_config, only=only, exclude=exclude)
     return inspect_structure(model, traced.structure)
 
 
-def _prunable(model: nn.Module, example: Any, *, keep_class: bool, choice: Choice, untie: bool) -> Traced:
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What of the caller's model the result has to keep: its class, or its class and the config that it is made of."""
+
+    keep_class: bool
+    keep_config: bool
+
+    def __post_init__(self) -> None:
+        require_flag("keep_class", self.keep_class)
+        require_flag("keep_config", self.keep_config)
+
+
+def _prunable(model: nn.Module, example: Any, form: Kept, *, choice: Choice, untie: bool) -> Traced:
     """The structure to work on: that of the standalone form only if one graph serves every batch size.
 
     Raises:
         LockedError: nothing can be pruned.
     """
     only, exclude, call = choice.only, choice.exclude, inputs_of(example, model).to(device_of(model))
-    traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude, untie=untie)
+    ways = asdict(form)
+    traced = trace(model, example, **ways, only=only, exclude=exclude, untie=untie)
     try:
         if traced.form is not None:
             entering(traced.form.host, call.args, call.kwargs)

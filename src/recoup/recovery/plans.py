@@ -25,10 +25,8 @@ def assemble(
     traced = calibration.traced
     plan = Plan(structure.masks(keep), slices, weights, shapes, recovery, traced.graph(keep, frozenset(weights)))
     given = traced.standalone.given
-    settings = given.caches if plan.graph is None else {}
-    return replace(
-        plan, untied=given.untied, idle=traced.idle, keeps_hooks=given.keeps_hooks, settings=settings
-    )
+    settings = {**given.caches, **structure.settings(keep)} if plan.graph is None else {}
+    return replace(plan, untied=given.untied, idle=traced.idle, keeps_hooks=given.keeps_hooks, settings=settings)
 
 
 def _slices_of_new_biases(structure: Structure, weights: Mapping[str, Tensor], keep: Tensor) -> list[Slice]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from recoup.channels.groups import Structure, named_tensors
 from recoup.errors import ArtefactError, InputError, require_kind
 from recoup.graph.copies import duplicate, light_copy, strip_hooks, untie
-from recoup.graph.settings import adjust
+from recoup.graph.settings import Settings, adjust
 from recoup.graph.standalone import standalone
 from recoup.inputs.surroundings import undisturbed
 from recoup.operators.record import refresh_of
@@ -54,7 +54,7 @@ def _refuse_to_run(name: str, *_: Any) -> None:
     )
 
 
-def hollow(model: nn.Module, slices: tuple[Slice, ...]) -> nn.Module:
+def hollow(model: nn.Module, slices: tuple[Slice, ...], settings: Settings) -> nn.Module:
     """The model cut by `slices`, with nothing in what was cut: to capture, not to run."""
     twin = light_copy(model)
     places = _places(twin)
@@ -65,6 +65,7 @@ def hollow(model: nn.Module, slices: tuple[Slice, ...]) -> nn.Module:
         _replace(places, tensor, tensor.detach().new_empty(shape))
     for name in {piece.tensor.rpartition(".")[0] for piece in slices}:
         _refresh_attributes(twin.get_submodule(name))
+    adjust(twin, settings)
     return twin
 
 
@@ -155,7 +156,8 @@ def bare_plan(
         if not bool((kept := structure.keep_indices(consumer.inputs, keep)).all())
     }
     shapes = {name: structure.shapes[name] for name in {*weights, *(piece.tensor for piece in slices)}}
-    return Plan(structure.masks(keep), slices, weights, shapes, graph=graph)
+    settings = structure.settings(keep) if graph is None else {}
+    return Plan(structure.masks(keep), slices, weights, shapes, graph=graph, settings=settings)
 
 
 def _zero_inputs(weight: Tensor, keep: Tensor, input_dim: int) -> Tensor:

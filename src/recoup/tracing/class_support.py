@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -47,22 +48,31 @@ def why_class_fails(
         return f"{computed[0].removeprefix(FOLDED)} is computed from parameters, and the class would compute it again"
     ways = {node.name: layouts.get(node.name) for node in captured.graph.nodes}
     for keep, expected in telling_cuts(captured, structure, ways):
-        if (found := _departure(model, sample, captured, structure, keep, expected)) is not None:
+        if (found := departure(model, sample, captured, structure, keep, expected)) is not None:
             return found
     return None
 
 
-def _departure(
+def departure(
     model: nn.Module, sample: Inputs, captured: Captured, structure: Structure, keep: Tensor, expected: Resized
 ) -> str | None:
     """Where the model's own code, with its tensors cut, departs from the graph it ought to run; None if nowhere."""
     if not expected.is_plain:
         return "its code moves channels in an order that a smaller network would have to change"
     try:
-        actual = capture(hollow(model, structure.slices(keep)), sample, can_run=False)
+        actual = capture(hollow(model, structure.slices(keep), structure.settings(keep)), sample, can_run=False)
     except RecoupError as error:
         return f"its code fixes a size ({str(error).splitlines()[0][:160]})"
     return difference(expected.graph, actual) or _other_constant(captured, actual)
+
+
+def runs_as_cut(
+    model: nn.Module, sample: Inputs, captured: Captured, structure: Structure, layouts: Mapping[str, Any]
+) -> bool:
+    """Whether the model's own code, with all its groups cut, runs the graph that this ought to give."""
+    ways = {node.name: layouts.get(node.name) for node in captured.graph.nodes}
+    keep = sample_cut(structure, 0)
+    return departure(model, sample, captured, structure, keep, resize(captured, ways, keep)) is None
 
 
 def _other_constant(captured: Captured, actual: Captured) -> str | None:
@@ -139,7 +149,7 @@ def lock_what_breaks(
     """Cut and compare: groups that the model's own code cannot hold at another size are locked."""
     ways = {node.name: layouts.get(node.name) for node in captured.graph.nodes}
     attempt = _Attempt(working_copy(model), structure, inputs, captured, ways)
-    while structure.prunable and (culprits := attempt.culprits(structure.prunable)):
+    while structure.prunable and (culprits := attempt.culprits(structure.units)):
         reasons = {name: f"cutting it breaks the model's own code: {why}" for name, why in culprits.items()}
         structure = structure.lock(reasons)
         attempt = replace(attempt, structure=structure)
@@ -156,13 +166,14 @@ class _Attempt:
     captured: Captured
     layouts: Mapping[str, Any]
 
-    def culprits(self, groups: tuple[Group, ...]) -> dict[str, str]:
+    def culprits(self, units: tuple[tuple[Group, ...], ...]) -> dict[str, str]:
         """The groups among these that cannot be cut, and why; all of them where only some together cannot."""
+        groups = tuple(chain(*units))
         failure = self._failure(groups)
-        if failure is None or len(groups) == 1:
-            return {} if failure is None else {groups[0].name: failure}
-        middle = len(groups) // 2
-        found = self.culprits(groups[:middle]) | self.culprits(groups[middle:])
+        if failure is None:
+            return {}
+        middle = len(units) // 2
+        found = self.culprits(units[:middle]) | self.culprits(units[middle:]) if middle else {}
         return found or dict.fromkeys((group.name for group in groups), failure)
 
     def _failure(self, groups: tuple[Group, ...]) -> str | None:
@@ -183,7 +194,7 @@ class _Attempt:
 
     def _departure(self, keep: Tensor) -> str | None:
         expected = resize(self.captured, self.layouts, keep)
-        return _departure(self.model, self.inputs, self.captured, self.structure, keep, expected)
+        return departure(self.model, self.inputs, self.captured, self.structure, keep, expected)
 
 
 def _random_half(free: Tensor) -> Tensor:

@@ -6,9 +6,9 @@ model's standalone form, the captured graph, whose numbers can be put right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -39,7 +39,9 @@ from recoup.plan import GraphPlan, Plan
 from recoup.surgery.apply import bare_plan
 from recoup.surgery.resize import resize
 from recoup.surgery.verify import follows
-from recoup.tracing.class_support import lock_what_breaks, why_class_fails
+from recoup.tracing.class_support import lock_what_breaks, runs_as_cut, why_class_fails
+from recoup.tracing.configured import with_series
+from recoup.tracing.following import with_followers
 from recoup.tracing.preparation import Prepared, prepared
 
 
@@ -149,15 +151,17 @@ def trace(
     example: Any,
     *,
     keep_class: bool = False,
+    keep_config: bool = False,
     only: Iterable[str] = (),
     exclude: Iterable[str] = (),
     untie: bool = True,
 ) -> Traced:
     """The structure of `model`: its groups of channels, what is locked and why; `example` is one batch of inputs.
 
-    With `keep_class`, what the model's own class cannot hold at another size is locked too. So are groups that `only`
-    does not name or `exclude` does: by the name of a group or of a module, with wildcards. A layer whose weight is a
-    table of embeddings too gets one of its own; without `untie` what it reads is locked.
+    With `keep_class`, what the model's own class cannot hold at another size is locked too; with `keep_config`, also
+    what the model's config could not tell, and groups that one of its numbers counts keep equally many. Locked are
+    groups that `only` does not name or `exclude` does: by the name of a group or of a module, with wildcards. A layer
+    whose weight is a table of embeddings too gets one of its own; without `untie` what it reads is locked.
 
     Raises:
         CaptureError: `torch.export` cannot capture the model.
@@ -165,11 +169,12 @@ def trace(
     """
     require_model(model)
     require_flag("keep_class", keep_class)
+    require_flag("keep_config", keep_config)
     choice = Choice.of(only, exclude)
     inputs = inputs_of(example, model).first(1).to(device_of(model))
     with without_collection():
-        given = prepared(model, inputs, may_untie=untie)
-        return _trace(given, inputs, choice, keep_class=keep_class, may_untie=untie)
+        given = prepared(model, inputs, may_untie=untie and not keep_config)
+        return _trace(given, inputs, choice, keep_class=keep_class, keep_config=keep_config, may_untie=untie)
 
 
 def plain_cut(traced: Traced, keep: Tensor) -> Plan:
@@ -177,16 +182,21 @@ def plain_cut(traced: Traced, keep: Tensor) -> Plan:
     return bare_plan(traced.structure, named_tensors(traced.host), keep, traced.graph(keep))
 
 
-def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool, may_untie: bool) -> Traced:
+def _trace(
+    given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool, keep_config: bool, may_untie: bool
+) -> Traced:
     model = given.model
     original = capture(model, sample)
-    if keep_class:
+    if keep_class or keep_config:
         captured, added = with_biases(original)
         propagated = propagate(captured, sizes_stay=True)
         structure, numbering = resolve(propagated, model, captured)
         structure = choice.lock_others(with_elementwise(structure, propagated, numbering, captured))
         ways = layouts(propagated.labels, numbering, structure)
-        own = lock_what_breaks(model, without(structure, added), sample, original, ways)
+        own = without(structure, added)
+        runs = partial(runs_as_cut, model, sample, original, layouts=ways)
+        own = with_series(own, model, added) if keep_config else _followed(own, model, runs)
+        own = lock_what_breaks(model, own, sample, original, ways)
         ways = layouts(propagated.labels, numbering, own)
         own = with_other_products(own, ways, captured)
         return _traced(own, Form(given, sample, original, captured, ways, added, None))
@@ -197,8 +207,10 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
     structure = choice.lock_others(with_elementwise(structure, propagated, numbering, captured))
     ways = layouts(propagated.labels, numbering, structure)
     structure = with_other_products(structure, ways, captured)
-    own = without(structure, added)
-    reason = why_class_fails(model, sample, original, own, ways, folded.names)
+    for own in with_followers(without(structure, added), model):
+        reason = why_class_fails(model, sample, original, own, ways, folded.names)
+        if reason is None:
+            break
     form = Form(given, sample, original, captured, ways, added, reason)
     if reason is not None:
         return _traced(with_every_bias(structure), form)
@@ -206,6 +218,12 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
     sites = tuple(site for site in own.sites if site.tensor not in folded.names)
     consumers = tuple(consumer for consumer in own.consumers if consumer.weight not in folded.names)
     return _traced(replace(own, sites=sites, consumers=consumers), form)
+
+
+def _followed(structure: Structure, model: nn.Module, runs: Callable[[Structure], bool]) -> Structure:
+    """The structure with the numbers that follow: those with which the code runs as it ought to."""
+    *tried, bare = with_followers(structure, model)
+    return next((own for own in tried if runs(own)), bare)
 
 
 def _traced(structure: Structure, form: Form) -> Traced:
