@@ -58,8 +58,10 @@ operator("tensor_split", "unsafe_chunk", "unsafe_split", is_movement=True, resiz
 
 
 def _sliced(node: fx.Node, remaining: Remaining) -> Iterator[CallArguments]:
+    end: Any = argument(node, 3, "end", None)
     for dim, start, size in _range(node, remaining):
-        yield CallArguments(node.target, (node.args[0], dim, start, start + size), {})
+        is_open = type(end) is not int or end >= remaining.layout(node.all_input_nodes[0]).shape[dim]
+        yield CallArguments(node.target, (node.args[0], dim, start, end if is_open else start + size), {})
 
 
 def _narrowed(node: fx.Node, remaining: Remaining) -> Iterator[CallArguments]:

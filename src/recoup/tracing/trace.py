@@ -189,7 +189,7 @@ def _trace(
     original = capture(model, sample)
     if keep_class or keep_config:
         captured, added = with_biases(original)
-        propagated = propagate(captured, sizes_stay=True)
+        propagated = propagate(captured, sizes_stay=not keep_config)  # numbers of the config are put right
         structure, numbering = resolve(propagated, model, captured)
         structure = choice.lock_others(with_elementwise(structure, propagated, numbering, captured))
         ways = layouts(propagated.labels, numbering, structure)
