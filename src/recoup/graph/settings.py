@@ -47,6 +47,16 @@ def adjust(model: nn.Module, settings: Settings) -> None:
         setattr(owner_of(model, name), name.rpartition(".")[2], value)
 
 
+def is_setting(model: nn.Module, name: str) -> bool:
+    """Whether a name is that of a number or a switch of a module's, or may be one of a config's."""
+    try:
+        owner = owner_of(model, name)
+    except AttributeError:
+        return False
+    value = getattr(owner, name.rpartition(".")[2], None)
+    return type(value) in (int, bool) or (value is None and not isinstance(owner, nn.Module))
+
+
 def owner_of(model: nn.Module, name: str) -> object:
     """The module or the config that a setting belongs to."""
     *path, _ = name.split(".")

@@ -6,7 +6,6 @@ of keyword inputs. In a pair, `inputs` may itself be a tuple or a dict. A dict m
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -26,7 +25,7 @@ from recoup.errors import (
     require_kind,
     told,
 )
-from recoup.inputs.labels import LABELS, class_numbers, is_labelled_dict, without_labels
+from recoup.inputs.labels import class_numbers, is_labelled_pair, labels_in, required_inputs, without_labels
 from recoup.inputs.surroundings import as_the_caller
 
 READ_ONCE = (
@@ -232,41 +231,6 @@ def _plain(tensor: Tensor) -> Tensor:
         if tensor.is_quantized:
             raise CalibrationError("a batch holds a quantised tensor. Give x.dequantize().")
         return tensor if type(tensor) is Tensor else tensor.detach().as_subclass(Tensor)
-
-
-def is_labelled_pair(batch: Any, model: nn.Module) -> bool:
-    """Whether a batch carries labels beside its inputs."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        return False
-    return required_inputs(model) <= 1 or isinstance(batch[0], (tuple, list, Mapping))
-
-
-def labels_in(batch: Any, model: nn.Module) -> Any:
-    """What a batch carries beside its inputs, of whatever form; None if nothing."""
-    if is_labelled_pair(batch, model):
-        return batch[1]
-    return batch[LABELS] if is_labelled_dict(batch, model) else None
-
-
-def is_labelled(batch: Any, model: nn.Module) -> bool:
-    """Whether a batch carries labels to measure by: those of a pair, or one class number per sample in a dict."""
-    if not is_labelled_dict(batch, model):
-        return is_labelled_pair(batch, model)
-    size = next((value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.dim()), 1)
-    return class_numbers(batch[LABELS], size) is not None
-
-
-def required_inputs(model: nn.Module) -> int:
-    """How many positional inputs the model's `forward` cannot do without."""
-    names: Any = getattr(model, "input_names", None)
-    if names is not None:  # a standalone model knows what it was captured with
-        return len(names)
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):
-        return 1
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in positional and p.default is p.empty for p in parameters)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

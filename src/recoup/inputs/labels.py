@@ -27,6 +27,28 @@ def class_numbers(given: Any, samples: int) -> Tensor | None:
     return labels.detach().reshape(samples).long()
 
 
+def is_labelled_pair(batch: Any, model: nn.Module) -> bool:
+    """Whether a batch carries labels beside its inputs."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        return False
+    return required_inputs(model) <= 1 or isinstance(batch[0], (tuple, list, Mapping))
+
+
+def labels_in(batch: Any, model: nn.Module) -> Any:
+    """What a batch carries beside its inputs, of whatever form; None if nothing."""
+    if is_labelled_pair(batch, model):
+        return batch[1]
+    return batch[LABELS] if is_labelled_dict(batch, model) else None
+
+
+def is_labelled(batch: Any, model: nn.Module) -> bool:
+    """Whether a batch carries labels to measure by: those of a pair, or one class number per sample in a dict."""
+    if not is_labelled_dict(batch, model):
+        return is_labelled_pair(batch, model)
+    size = next((value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.dim()), 1)
+    return class_numbers(batch[LABELS], size) is not None
+
+
 def is_labelled_dict(batch: Any, model: nn.Module) -> bool:
     """Whether a dict of keyword inputs holds labels, which the model's forward pass does not need."""
     return isinstance(batch, Mapping) and LABELS in batch and not _requires(model, LABELS)
@@ -41,6 +63,19 @@ def without_labels(batch: Mapping[str, Any], model: nn.Module) -> dict[str, Any]
     if make is None or _DECODED in rest or not isinstance(batch[LABELS], Tensor):
         return rest
     return {**rest, _DECODED: make(batch[LABELS])}
+
+
+def required_inputs(model: nn.Module) -> int:
+    """How many positional inputs the model's `forward` cannot do without."""
+    names: Any = getattr(model, "input_names", None)
+    if names is not None:  # a standalone model knows what it was captured with
+        return len(names)
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is p.empty for p in parameters)
 
 
 def _requires(model: nn.Module, name: str) -> bool:

@@ -15,7 +15,8 @@ from recoup.config import is_number, require_whole
 from recoup.errors import CalibrationError, UsageError, VerificationError, require_kind, shown, told
 from recoup.graph.copies import duplicate
 from recoup.graph.modes import evaluating
-from recoup.inputs.batches import Inputs, Stream, device_of, is_labelled, labels_in, numbered_inputs
+from recoup.inputs.batches import Inputs, Stream, device_of, numbered_inputs
+from recoup.inputs.labels import is_labelled, labels_in
 from recoup.inputs.surroundings import as_the_caller, undisturbed
 
 Evaluate: TypeAlias = Callable[[nn.Module], float]

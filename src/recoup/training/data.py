@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from recoup.errors import CalibrationError
-from recoup.inputs.batches import Stream, is_labelled, labels_in, numbered_inputs
+from recoup.inputs.batches import Stream, numbered_inputs
+from recoup.inputs.labels import is_labelled, labels_in
 from recoup.training.losses import class_numbers
 from recoup.training.tensors import digest, plain
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from recoup.errors import CalibrationError
 from recoup.graph.copies import working_copy
-from recoup.inputs.batches import Stream, call_checked, device_of, is_labelled, numbered_inputs
+from recoup.inputs.batches import Stream, call_checked, device_of, numbered_inputs
+from recoup.inputs.labels import is_labelled
 from recoup.judge.accuracy import accuracy
 from recoup.training.record import Epoch
 
