@@ -144,7 +144,7 @@ def trained(seed: int, folder: Path, steps: int) -> nn.Module:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    print(f"trained in {time.perf_counter() - start:.0f} s, loss {float(loss):.3f}", flush=True)
+    print(f"trained in {time.perf_counter() - start:.0f} s, loss {float(loss.detach()):.3f}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.state_dict(), place)
     return model.eval()
@@ -170,7 +170,7 @@ def _drawn(seed: int) -> torch.Generator:
 def _pruners(model: nn.Module, calibration: list[dict[str, Tensor]]) -> dict[str, Callable[[], Any]]:
     locked = recoup.inspect(model, calibration[0], keep_class=True).macs_locked
     budget = recoup.Budget(macs=locked + SHARE * (1 - locked))
-    uncompensated = recoup.Paper(selector="magnitude", weighting="none", recovery="none")
+    uncompensated = recoup.Paper(selector="l2", weighting="none", recovery="none")
 
     def ours(method: Any, **kept: Any) -> Any:
         return recoup.prune(model, calibration, budget=budget, method=method, **kept).model
