@@ -15,6 +15,7 @@ from recoup.config import Budget
 from recoup.errors import RecoupError, RecoupWarning
 from recoup.inputs.split import Split, split
 from recoup.judge.accuracy import accuracy, divergence
+from recoup.judge.perplexity import perplexity
 from recoup.methods.best import Best, Fast
 from recoup.methods.paper import Paper, Released
 from recoup.methods.registry import allocate, recover
@@ -64,6 +65,7 @@ __all__ = [
     "finetune",
     "inspect",
     "load",
+    "perplexity",
     "prune",
     "rank",
     "recover",

@@ -13,11 +13,12 @@ from recoup.allocation.goal import Goal
 from recoup.artefact.samples import first_samples
 from recoup.artefact.tree import class_name
 from recoup.artefact.writing import save
-from recoup.channels.patterns import Choice, widths_by_group
-from recoup.config import Budget, Method, require_flag, require_progress
+from recoup.channels.patterns import widths_by_group
+from recoup.config import Budget, Method, require_progress
 from recoup.errors import CaptureError, InputError, LockedError, warn
 from recoup.graph.copies import working_copy
 from recoup.graph.modes import one_at_a_time
+from recoup.graph.settings import without_cache
 from recoup.graph.standalone import entering
 from recoup.inputs.batches import Inputs, Stream, device_of, inputs_of, require_model
 from recoup.inputs.resources import MemoryWatch
@@ -43,8 +44,10 @@ from recoup.statistics.rank import rank
 from recoup.statistics.rotation import after, rotated, rotation
 from recoup.surgery.apply import apply
 from recoup.surgery.verify import agree, require_real_outputs, verify
+from recoup.tracing.configured import rebuilt
 from recoup.tracing.preparation import require_idle
-from recoup.tracing.trace import Traced, trace
+from recoup.tracing.terms import Terms
+from recoup.tracing.trace import Traced, in_own_class, trace, traced_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +85,7 @@ def prune(
     exclude: Iterable[str] = (),
     method: str | Method = "best",
     keep_class: bool = False,
+    keep_config: bool = False,
     streams: bool = False,
     progress: Progress = silent,
 ) -> Result:
@@ -105,6 +109,8 @@ def prune(
         exclude: names of those that may not.
         method: `recoup.Best()`, `Fast()`, `Paper()`, `Released()`, or one of their names.
         keep_class: lock what the model's own class cannot hold at another size, rather than return a standalone graph.
+        keep_config: prune only what the `config` of a model can tell, equally in all layers, so that its class can be
+            built from that config again, as `from_pretrained` does.
         streams: turn residual streams under LayerNorm or RMSNorm into their principal components, as `recoup.rotate`
             does, and prune them too; `calibration` is then read twice.
         progress: called with the stage, the steps done and their number.
@@ -114,16 +120,14 @@ def prune(
     require_possible(goal, method)
     require_model(model)
     require_progress(progress)
-    require_flag("keep_class", keep_class)
-    require_flag("streams", streams)
-    choice = Choice.of(only, exclude)
+    asked: dict[str, Any] = {"keep_class": keep_class, "keep_config": keep_config, "streams": streams}
+    terms = Terms.of(**asked, untie=budget is None or budget.of != "parameters", only=only, exclude=exclude)
     clock, watch = Clock(), MemoryWatch(device_of(model))
     with clock("trace"):
         batches = Stream(calibration)
-        untie = budget is None or budget.of != "parameters"
         turned = rotation(model, batches.first, batches.again()) if streams else None
         given, model = model, model if turned is None else rotated(model, turned, batches.first)
-        traced = _prunable(model, batches.first, keep_class=keep_class, choice=choice, untie=untie, streams=streams)
+        traced = _prunable(model, batches.first, terms)
         model = traced.standalone.model  # a copy, from here on
         widths_by_group(traced.structure, goal.widths)  # a name that does not exist is refused before the work
         method = runnable(method, traced, goal)
@@ -147,6 +151,8 @@ def prune(
         proof = verify(model, recovered.plan, smaller, data.first)
         if traced.form is not None:
             agree(model, traced.form.host, data.first)
+        if keep_config:
+            agree(without_cache(working_copy(smaller)), without_cache(rebuilt(smaller)), data.first)
     with clock("measure"):
         score = score_of(working_copy(smaller) if traced.state else smaller, allocation, recovered, acceptance)
     peak = watch.peak()
@@ -163,31 +169,28 @@ def inspect(
     example: Any,
     *,
     keep_class: bool = False,
+    keep_config: bool = False,
     only: Iterable[str] = (),
     exclude: Iterable[str] = (),
 ) -> Inspection:
     """A dry run: groups, widths, costs, what is locked and why. Print it."""
-    traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude)
+    traced = trace(model, example, keep_class=keep_class, keep_config=keep_config, only=only, exclude=exclude)
     return inspect_structure(model, traced.structure)
 
 
-def _prunable(
-    model: nn.Module, example: Any, *, keep_class: bool, choice: Choice, untie: bool, streams: bool
-) -> Traced:
+def _prunable(model: nn.Module, example: Any, terms: Terms) -> Traced:
     """The structure to work on: that of the standalone form only if one graph serves every batch size.
 
     Raises:
         LockedError: nothing can be pruned.
     """
-    only, exclude, call = choice.only, choice.exclude, inputs_of(example, model).to(device_of(model))
-    options: dict[str, Any] = {"only": only, "exclude": exclude, "untie": untie, "streams": streams}
-    traced = trace(model, example, keep_class=keep_class, **options)
+    traced, call = traced_for(model, example, terms), inputs_of(example, model).to(device_of(model))
     try:
         if traced.form is not None:
             entering(traced.form.host, call.args, call.kwargs)
     except (CaptureError, InputError) as error:
         warn(f"only what the model's own class holds is pruned: {error}")
-        traced = trace(model, example, keep_class=True, **options)
+        traced = in_own_class(traced)
     require_real_outputs(traced.standalone.original)
     if traced.idle:
         require_idle(traced.standalone.model, traced.idle, call)

@@ -104,6 +104,7 @@ class Plan:
     idle: modules that do not run in eval mode, such as heads for training; they are not cut, and refuse to run.
     keeps_hooks: whether the model's hooks are a part of it.
     centred: what has no mean over the channels that are kept; `weights` have it so up to their own rounding.
+    settings: what modules of the smaller model, or their configs, remember besides tensors, by dotted name.
     """
 
     keep: Mapping[str, Tensor]
@@ -116,3 +117,4 @@ class Plan:
     idle: tuple[str, ...] = ()
     keeps_hooks: bool = False
     centred: tuple[Centred, ...] = ()
+    settings: Mapping[str, int | bool] = field(default_factory=dict)

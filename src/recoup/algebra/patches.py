@@ -95,15 +95,21 @@ def patch_rows(x: Tensor, window: Window, positions: Tensor) -> Iterator[tuple[s
 
 
 def paired_rows(
-    inputs: Tensor, outputs: Tensor, window: Window | None, limit: int | None, generator: torch.Generator
+    inputs: Tensor,
+    outputs: Tensor,
+    window: Window | None,
+    limit: int | None,
+    generator: torch.Generator,
+    counted: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields what a layer read and what it made of it, row by row: (n, d) and (n, N), at up to `limit` positions.
 
     The outputs of a convolution lie along dim 1, those of a linear layer (window None) along the last dim, whose
-    leading dims but the first count as positions.
+    leading dims but the first count as positions. Of a linear layer, rows may be left out: those where `counted`, of
+    the shape of the leading dims, is false.
     """
     if window is None:
-        yield from _linear_rows(inputs, outputs, limit, generator)
+        yield from _linear_rows(inputs, outputs, limit, generator, counted)
         return
     count = outputs[0, 0].numel() if outputs.dim() == inputs.dim() else outputs[0].numel()
     positions = sample_positions(count, limit, generator, inputs.device)
@@ -113,12 +119,18 @@ def paired_rows(
 
 
 def _linear_rows(
-    inputs: Tensor, outputs: Tensor, limit: int | None, generator: torch.Generator
+    inputs: Tensor, outputs: Tensor, limit: int | None, generator: torch.Generator, counted: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     samples = len(inputs) if inputs.dim() > 1 else 1
     rows = inputs.reshape(samples, -1, inputs.shape[-1])
     targets = outputs.reshape(samples, -1, outputs.shape[-1])
     positions = sample_positions(rows.shape[1], limit, generator, rows.device)
     step = max(1, CHUNK_VALUES // max(1, rows.shape[2] * len(positions)))
-    for part, target in zip(rows.split(step), targets.split(step), strict=True):
-        yield part[:, positions].flatten(0, 1), target[:, positions].flatten(0, 1)
+    if counted is None:
+        for part, target in zip(rows.split(step), targets.split(step), strict=True):
+            yield part[:, positions].flatten(0, 1), target[:, positions].flatten(0, 1)
+        return
+    flags = counted.reshape(rows.shape[:2]).to(rows.device)
+    for part, target, flag in zip(rows.split(step), targets.split(step), flags.split(step), strict=True):
+        if bool((chosen := flag[:, positions]).any()):
+            yield part[:, positions][chosen], target[:, positions][chosen]

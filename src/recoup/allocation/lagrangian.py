@@ -15,11 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from recoup.channels.cost_model import CostModel
 
 # Losses and errors below this are none.
 TINY = 1e-12
@@ -47,6 +46,18 @@ class ErrorCurve:
         return len(self.errors) - 1
 
 
+class Costs(Protocol):
+    """What widths cost, all together and along one group."""
+
+    def total(self, counts: Mapping[str, int], /) -> float:
+        """The cost when every group keeps so many channels."""
+        ...
+
+    def along(self, name: str, counts: Mapping[str, int], /) -> Tensor:
+        """The part of it that depends on one group, for every number of its channels (width + 1,)."""
+        ...
+
+
 def error_curve(loss: Tensor, measured: Mapping[int, float], least: int, most: int | None = None) -> ErrorCurve:
     """The error at every width, from `loss` (width + 1,) and the output error `measured` with some numbers of channels.
 
@@ -68,7 +79,7 @@ def error_curve(loss: Tensor, measured: Mapping[int, float], least: int, most: i
     return ErrorCurve(torch.where(loss.cpu() > 0, found, 0.0), least, len(loss) - 1 if most is None else most)
 
 
-def cheapest(curves: Mapping[str, ErrorCurve], costs: CostModel, allowed: float) -> dict[str, int]:
+def cheapest(curves: Mapping[str, ErrorCurve], costs: Costs, allowed: float) -> dict[str, int]:
     """Channels to keep by group, with a cost of at most `allowed`; the least error that a single μ can reach."""
     low, high = -60.0, 40.0  # exponents of 2: from "cost is nothing" to "cost is all"
     whole = costs.total({name: curve.width for name, curve in curves.items()})
@@ -84,7 +95,7 @@ def cheapest(curves: Mapping[str, ErrorCurve], costs: CostModel, allowed: float)
     return _fill(best, curves, costs, allowed)
 
 
-def _descend(curves: Mapping[str, ErrorCurve], costs: CostModel, price: float) -> dict[str, int]:
+def _descend(curves: Mapping[str, ErrorCurve], costs: Costs, price: float) -> dict[str, int]:
     counts = {name: curve.most for name, curve in curves.items()}
     for _ in range(SWEEPS):
         before = dict(counts)
@@ -98,7 +109,7 @@ def _descend(curves: Mapping[str, ErrorCurve], costs: CostModel, price: float) -
     return counts
 
 
-def _fill(counts: dict[str, int], curves: Mapping[str, ErrorCurve], costs: CostModel, allowed: float) -> dict[str, int]:
+def _fill(counts: dict[str, int], curves: Mapping[str, ErrorCurve], costs: Costs, allowed: float) -> dict[str, int]:
     """What is left of the budget goes to single channels, the most useful per cost first.
 
     Among those that are of no use, such as channels that were constant, the groups that have lost most come first.

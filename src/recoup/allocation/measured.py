@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recoup.algebra.selection import Ranking
 from recoup.allocation.lagrangian import ErrorCurve, cheapest, error_curve
+from recoup.allocation.series import Members, TiedCosts, members_of, spread, tied
 from recoup.allocation.widths import Widths
 from recoup.channels.cost_model import CostModel, Timing, latency_model, macs_model, parameter_model
 from recoup.channels.groups import Group
@@ -46,12 +47,12 @@ class Allocator:
     @property
     def least(self) -> float:
         """The smallest share of the cost that can be reached."""
-        return self.costs.total({name: curve.least for name, curve in self.curves.items()}) / self.whole
+        return self._tied_costs.total({name: c.least for name, c in self._tied(self.curves).items()}) / self.whole
 
     @property
     def most(self) -> float:
         """The largest share: all of it, unless widths are given by hand."""
-        return self.costs.total({name: curve.most for name, curve in self.curves.items()}) / self.whole
+        return self._tied_costs.total({name: c.most for name, c in self._tied(self.curves).items()}) / self.whole
 
     def keep(self, share: float) -> Tensor:
         """The mask that costs at most `share` and causes the least error.
@@ -69,16 +70,27 @@ class Allocator:
         return replace(curve, least=max(curve.least, least))
 
     def _cheapest(self, curves: Mapping[str, ErrorCurve], share: float) -> Tensor:
-        target = share
-        least = self.costs.total({name: curve.least for name, curve in curves.items()}) / self.whole
+        target, costs, curves = share, self._tied_costs, self._tied(curves)
+        least = costs.total({name: curve.least for name, curve in curves.items()}) / self.whole
         for _ in range(20):  # widths are rounded up to multiples, and layers that would be empty get a channel back
-            counts = cheapest(curves, self.costs, target * self.whole)
-            mask = self._mask(counts)
+            counts = cheapest(curves, costs, target * self.whole)
+            mask = self._mask(spread(counts, self._members))
             reached = self.share(mask)
             if reached <= share or target <= least:
                 break
             target *= share / reached
         return mask
+
+    @property
+    def _members(self) -> Members:
+        return members_of(self.widths.structure)
+
+    @property
+    def _tied_costs(self) -> TiedCosts:
+        return TiedCosts(self.costs, self._members)
+
+    def _tied(self, curves: Mapping[str, ErrorCurve]) -> dict[str, ErrorCurve]:
+        return tied(curves, self._members)
 
     def _mask(self, counts: Mapping[str, int]) -> Tensor:
         structure = self.widths.structure

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 from torch import Tensor
 
+from recoup.allocation.series import members_of
 from recoup.allocation.widths import Widths
 from recoup.channels.cost import Cost, cost
 from recoup.config import Budget
@@ -53,10 +55,13 @@ def keep_uniformly(calibration: Calibration, widths: Widths, budget: Budget) -> 
         middle = (low + high) / 2
         low, high = (middle, high) if fits(keep(middle)) else (low, middle)
 
-    def widened(count: int) -> Tensor:
-        return widths.keep(widths.groups[:count], high, keep(low))
+    groups = {group.name: group for group in widths.groups}
+    bundles = [[groups[name] for name in names if name in groups] for names in members_of(structure).values()]
 
-    return widened(_most(len(widths.groups), lambda count: fits(widened(count))))
+    def widened(count: int) -> Tensor:
+        return widths.keep(chain(*bundles[:count]), high, keep(low))
+
+    return widened(_most(len(bundles), lambda count: fits(widened(count))))
 
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:

@@ -15,9 +15,11 @@ from recoup.artefact.schema import (
     MisfitError,
     ascending,
     distinct,
+    dotted,
     integer,
     listing,
     mapping,
+    number_or_flag,
     optional,
     real,
     record,
@@ -25,6 +27,7 @@ from recoup.artefact.schema import (
 )
 from recoup.channels.groups import named_tensors
 from recoup.errors import ArtefactError
+from recoup.graph.settings import is_setting
 from recoup.plan import Plan, Recovery, Slice
 from recoup.version import __version__
 
@@ -55,6 +58,7 @@ PLAN_SCHEMA = record(
     ),
     untied=distinct(listing(text(), _NAMES)),
     idle=distinct(listing(text(), _NAMES)),
+    settings=mapping(dotted, number_or_flag, _NAMES),
 )
 
 
@@ -72,6 +76,7 @@ def plan_to_json(model: nn.Module, plan: Plan, source: str | None) -> dict[str, 
         "recovery": {name: _recovery_to_json(recovery) for name, recovery in plan.recovery.items()},
         "untied": list(plan.untied),
         "idle": list(plan.idle),
+        "settings": dict(plan.settings),
     }
 
 
@@ -91,7 +96,7 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
     keep = {name: _mask(entry["width"], entry["kept"], f"keep.{name}") for name, entry in data["keep"].items()}
     recovery = {name: _recovery(entry) for name, entry in data["recovery"].items()}
     untied, idle = tuple(data["untied"]), tuple(data["idle"])
-    return Plan(keep, slices, {}, shapes, recovery, untied=untied, idle=idle)
+    return Plan(keep, slices, {}, shapes, recovery, untied=untied, idle=idle, settings=dict(data["settings"]))
 
 
 def for_model(plan: Plan, added: Mapping[str, list[int]], model: nn.Module) -> Plan:
@@ -109,6 +114,7 @@ def _require_names(plan: Plan, model: nn.Module) -> None:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     missing = [name for name in plan.untied if name not in parameters]
     missing += [name for name in plan.idle if name not in dict(model.named_modules())]
+    missing += [name for name in plan.settings if not is_setting(model, name)]
     if missing:
         raise ArtefactError(f"the model has no {missing[0][:200]}. Build it exactly as it was before pruning.")
 

@@ -67,6 +67,11 @@ def flag(value: Any, where: str) -> bool:
     return value
 
 
+def number_or_flag(value: Any, where: str) -> int | bool:
+    """True, false, or an integer that counts something."""
+    return flag(value, where) if type(value) is bool else int(integer(0)(value, where))
+
+
 def text(most: int = TEXT) -> Check:
     """A string that is not too long."""
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from recoup.channels.bias_places import places_of_biases, shared_biases
 from recoup.channels.norm_paths import hold_norms
+from recoup.channels.numbers import Number, settings_after
 from recoup.channels.propagate import Propagated
 from recoup.channels.rectangles import Resolution, make_rectangular, resolution
 from recoup.channels.ties import why_alone, why_single
@@ -86,7 +87,8 @@ class Structure:
 
     `values` are the channels of every value in the graph that consists of channels alone; `elementwise` are its batch
     norms and activations, `others` what it multiplies outside of layers, `norms` its normalisations over channels that
-    may go. `shared` names weights and biases of layers that somebody else reads too.
+    may go. `shared` names weights and biases of layers that somebody else reads too. `numbers` follow the widths of
+    groups; the groups of a series keep equally many.
     """
 
     groups: tuple[Group, ...]
@@ -99,6 +101,8 @@ class Structure:
     shared: frozenset[str] = frozenset()
     others: tuple[OtherProduct, ...] = ()
     norms: tuple[Norm, ...] = ()
+    numbers: tuple[Number, ...] = ()
+    series: tuple[tuple[str, ...], ...] = ()
 
     @property
     def width(self) -> int:
@@ -115,6 +119,15 @@ class Structure:
         """Mask over all channels of those that have to stay."""
         masks = [g.locked if g.width > 1 else torch.ones_like(g.locked) for g in self.groups]
         return torch.cat(masks) if masks else torch.zeros(0, dtype=torch.bool)
+
+    @property
+    def units(self) -> tuple[tuple[Group, ...], ...]:
+        """The prunable groups, those of a series together."""
+        first = {name: names[0] for names in self.series for name in names}
+        found: dict[str, list[Group]] = {}
+        for group in self.prunable:
+            found.setdefault(first.get(group.name, group.name), []).append(group)
+        return tuple(map(tuple, found.values()))
 
     def group(self, name: str) -> Group:
         """The group of that name."""
@@ -164,6 +177,10 @@ class Structure:
             if not bool(filled[channels].any()):
                 filled[order[torch.isin(order, channels)][:1]] = True
         return filled
+
+    def settings(self, keep: Tensor) -> dict[str, int]:
+        """What modules and configs remember of sizes once only `keep` is left."""
+        return settings_after(self.numbers, self.masks(keep))
 
     def masks(self, keep: Tensor) -> dict[str, Tensor]:
         """`keep` split by group."""

@@ -48,7 +48,13 @@ def widths_by_group(structure: Structure, widths: Mapping[str, int]) -> dict[str
         for name in matching(structure, pattern, "widths"):
             _require_possible(structure.group(name), width)
             found[name] = width
-    return found
+    return {**{mate: width for name, width in found.items() for mate in _mates(structure, name)}, **found}
+
+
+def _mates(structure: Structure, name: str) -> list[str]:
+    """The other groups of a series: a width by hand is that of all."""
+    series = next((names for names in structure.series if name in names), ())
+    return [mate for mate in series if mate != name]
 
 
 def matching(structure: Structure, pattern: str, what: str) -> list[str]:

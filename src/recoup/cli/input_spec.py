@@ -18,6 +18,8 @@ from recoup.errors import UsageError
 class InputSpec:
     """The input of a model: `shape` of one image (channels, height, width), `mean` and `std` per channel.
 
+    A language model reads blocks of tokens of that shape, from so many different `tokens`; otherwise that is 0.
+
     >>> InputSpec((1, 8, 8), (0.5,), (0.25,)).normalise(torch.ones(1, 1, 8, 8)).max().item()
     2.0
     """
@@ -25,6 +27,7 @@ class InputSpec:
     shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    tokens: int = 0
 
     def __post_init__(self) -> None:
         if not self.shape or any(size < 1 for size in self.shape):
@@ -47,10 +50,10 @@ class InputSpec:
         return (images - mean) / std
 
 
-def unnormalised(shape: tuple[int, ...]) -> InputSpec:
-    """The input of a model that takes images in [0, 1] as they are."""
+def unnormalised(shape: tuple[int, ...], tokens: int = 0) -> InputSpec:
+    """The input of a model that takes images in [0, 1], or tokens, as they are."""
     channels = shape[0] if shape else 0
-    return InputSpec(shape, (0.0,) * channels, (1.0,) * channels)
+    return InputSpec(shape, (0.0,) * channels, (1.0,) * channels, tokens)
 
 
 CIFAR = InputSpec((3, 32, 32), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))

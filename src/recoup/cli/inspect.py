@@ -31,6 +31,7 @@ def inspect_command(
     only: tuple[str, ...],
     exclude: tuple[str, ...],
     keep_class: bool,
+    keep_config: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -40,7 +41,8 @@ def inspect_command(
     network = Network(model, normalise=None, **given)
     opened = network.open()
     noise = open_data("noise:1", opened.input, seed=network.seed)
-    inspection = inspect(opened.model, next(iter(noise)), keep_class=keep_class, only=only, exclude=exclude)
+    kept = {"keep_class": keep_class, "keep_config": keep_config}
+    inspection = inspect(opened.model, next(iter(noise)), **kept, only=only, exclude=exclude)
     if picture is not None:
         note(f"picture: {inspection.save_picture(picture)}")
     if as_json:

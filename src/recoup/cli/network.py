@@ -61,8 +61,8 @@ def parse_shape(text: str | None) -> tuple[int, ...] | None:
 def choose_input(declared: InputSpec, shape: tuple[int, ...] | None, normalise: str | None) -> InputSpec:
     """What the model declares, unless a shape or a normalisation was given."""
     shape = shape or declared.shape
-    plain = unnormalised(shape)
-    if normalise == "none":
+    plain = unnormalised(shape, declared.tokens)
+    if normalise == "none" or declared.tokens:
         return plain
     known = {"cifar": CIFAR, "imagenet": IMAGENET}
     source = declared if normalise is None else known[normalise]

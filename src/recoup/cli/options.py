@@ -11,10 +11,11 @@ Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 NAMES = """\b
 Models:  recoup:NAME       vgg16_bn, vgg16_fc_bn, vgg19_bn, resnet20, resnet50, resnet56, digits
-         torchvision:NAME  timm:NAME
+         torchvision:NAME  timm:NAME  hf:FOLDER, as save_pretrained writes it
          package.module:factory or path/file.py:factory, without arguments
 Data:    cifar10:DIR  cifar100:DIR  imagenet:DIR  voc:DIR   with @train, @test, ...
          folder:DIR                  one folder per class, or images alone
+         text:PATH  text:PATH?tokenizer=FOLDER&block=256   bytes, or tokens of a tokeniser
          digits  digits@train  noise:1024
          package.module:factory or path/file.py:factory of batches
 """
@@ -72,4 +73,5 @@ choice_options = combined(
     ),
     click.option("--exclude", metavar="NAME", multiple=True, help="Leave this group or module alone; repeatable."),
     click.option("--keep-class", is_flag=True, help="Lock what the model's class cannot hold; no standalone graph."),
+    click.option("--keep-config", is_flag=True, help="Prune what the model's config can tell, equally in all layers."),
 )

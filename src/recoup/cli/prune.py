@@ -68,6 +68,7 @@ class PruneRequest:
     method: str
     fields: Mapping[str, Any]
     keep_class: bool
+    keep_config: bool
     calibration_images: int | None
     validation_images: int | None
     batch_size: int
@@ -234,6 +235,7 @@ def _prune(request: PruneRequest, progress: Progress) -> Report:
         exclude=request.exclude,
         method=method,
         keep_class=request.keep_class,
+        keep_config=request.keep_config,
         progress=progress,
     )
     return _save(result, request)

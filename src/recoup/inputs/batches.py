@@ -1,12 +1,11 @@
 """Batches in the forms people have them, turned into what a model is called with.
 
 A batch is a tensor; a pair (inputs, labels); a tuple of inputs when the model's `forward` requires several; or a dict
-of keyword inputs. In a pair, `inputs` may itself be a tuple or a dict.
+of keyword inputs. In a pair, `inputs` may itself be a tuple or a dict. A dict may hold `labels` among its inputs.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -26,7 +25,7 @@ from recoup.errors import (
     require_kind,
     told,
 )
-from recoup.inputs.labels import class_numbers
+from recoup.inputs.labels import class_numbers, is_labelled_pair, labels_in, required_inputs, without_labels
 from recoup.inputs.surroundings import as_the_caller
 
 READ_ONCE = (
@@ -156,7 +155,7 @@ def inputs_of(batch: Any, model: nn.Module) -> Inputs:
         )
     if not inputs.size:
         raise CalibrationError(f"a batch of shape {inputs.shapes()} holds no samples. Leave empty batches out.")
-    return replace(inputs, labels=class_numbers(batch[1], inputs.size)) if is_labelled_pair(batch, model) else inputs
+    return replace(inputs, labels=class_numbers(labels_in(batch, model), inputs.size))
 
 
 def numbered_inputs(batch: Any, model: nn.Module, number: object, what: str = "calibration") -> Inputs:
@@ -199,7 +198,7 @@ def _call_of(batch: Any, model: nn.Module) -> Inputs:
     if isinstance(batch, Tensor):
         return Inputs((batch,), {})
     if isinstance(batch, Mapping):
-        return Inputs((), dict(batch))
+        return Inputs((), without_labels(batch, model))
     if not isinstance(batch, (tuple, list)) or not batch:
         raise _unknown_form(batch, model)
     if not is_labelled_pair(batch, model):
@@ -232,26 +231,6 @@ def _plain(tensor: Tensor) -> Tensor:
         if tensor.is_quantized:
             raise CalibrationError("a batch holds a quantised tensor. Give x.dequantize().")
         return tensor if type(tensor) is Tensor else tensor.detach().as_subclass(Tensor)
-
-
-def is_labelled_pair(batch: Any, model: nn.Module) -> bool:
-    """Whether a batch carries labels beside its inputs."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        return False
-    return required_inputs(model) <= 1 or isinstance(batch[0], (tuple, list, Mapping))
-
-
-def required_inputs(model: nn.Module) -> int:
-    """How many positional inputs the model's `forward` cannot do without."""
-    names: Any = getattr(model, "input_names", None)
-    if names is not None:  # a standalone model knows what it was captured with
-        return len(names)
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):
-        return 1
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in positional and p.default is p.empty for p in parameters)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -15,7 +15,8 @@ from recoup.config import is_number, require_whole
 from recoup.errors import CalibrationError, UsageError, VerificationError, require_kind, shown, told
 from recoup.graph.copies import duplicate
 from recoup.graph.modes import evaluating
-from recoup.inputs.batches import Inputs, Stream, device_of, is_labelled_pair, numbered_inputs
+from recoup.inputs.batches import Inputs, Stream, device_of, numbered_inputs
+from recoup.inputs.labels import is_labelled, labels_in
 from recoup.inputs.surroundings import as_the_caller, undisturbed
 
 Evaluate: TypeAlias = Callable[[nn.Module], float]
@@ -57,7 +58,7 @@ def accuracies(model: nn.Module, batches: Iterable[Any]) -> tuple[float, float |
 def _read_labelled(model: nn.Module, batches: Iterable[Any]) -> Answers:
     device_of(model)
     stream = Stream(batches, "validation")
-    if not is_labelled_pair(stream.first, model):
+    if not is_labelled(stream.first, model):
         raise CalibrationError(NO_LABELS)
     return read_answers(duplicate(model), stream)
 
@@ -98,12 +99,12 @@ def read_answers(model: nn.Module, batches: Iterable[Any], *, is_candidate: bool
     """
     device = device_of(model)
     stream = batches if isinstance(batches, Stream) else Stream(batches, "validation")
-    is_labelled = is_labelled_pair(stream.first, model)
+    has_labels = is_labelled(stream.first, model)
     answers, labels, places, marks, classes = [], [], [], [], 0
     with evaluating(model):
         for number, batch in enumerate(stream, start=1):
             inputs = numbered_inputs(batch, model, number, "validation")
-            if is_labelled_pair(batch, model) is not is_labelled:
+            if is_labelled(batch, model) is not has_labels:
                 raise CalibrationError(f"validation batch {number} and the first one: one has labels, the other none.")
             marks.append(_marks(inputs))
             outputs = _outputs(model, inputs.to(device), number, is_candidate=is_candidate)
@@ -111,11 +112,11 @@ def read_answers(model: nn.Module, batches: Iterable[Any], *, is_candidate: bool
             classes = scores.shape[1]
             if not is_candidate and bool(scores.isnan().all()):
                 raise CalibrationError(f"{type(model).__name__} returns NaN for validation batch {number}. {_CHECK}")
-            if is_labelled:
-                labels.append(_labels(batch[1], inputs.size, classes, number).to(device))
+            if has_labels:
+                labels.append(_labels(labels_in(batch, model), inputs.size, classes, number).to(device))
                 places.append(_places(scores, labels[-1]))
             answers.append(scores.argmax(dim=1))
-    truth, order = (torch.cat(parts) if is_labelled else None for parts in (labels, places))
+    truth, order = (torch.cat(parts) if has_labels else None for parts in (labels, places))
     return Answers(torch.cat(answers), truth, torch.cat(marks), classes, order)
 
 

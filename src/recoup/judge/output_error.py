@@ -13,6 +13,7 @@ from torch.func import functional_call
 from recoup.errors import CalibrationError
 from recoup.graph.standalone import Standalone
 from recoup.inputs.batches import Inputs, call_checked, tensors_in
+from recoup.inputs.padding import counted
 
 # Between which factors on class scores the best one is looked for, and by how many sections.
 GAINS = (0.5, 2.0)
@@ -91,8 +92,16 @@ class Reference:
         def run(*args: Any, **kwargs: Any) -> Any:
             return functional_call(self._host, changed, args, kwargs)
 
-        result = call_checked(run, batch, number)
-        return [tensor for tensor in tensors_in(result) if tensor.is_floating_point() and tensor.dim()]
+        result, mask = call_checked(run, batch, number), counted(batch)
+        found = [tensor for tensor in tensors_in(result) if tensor.is_floating_point() and tensor.dim()]
+        return [_without_padding(tensor, mask) for tensor in found]
+
+
+def _without_padding(output: Tensor, mask: Tensor | None) -> Tensor:
+    """Outputs at the positions that count (positions, 1, values), or as they are where they have no such positions."""
+    if mask is None or output.dim() < 3 or output.shape[:2] != mask.shape or not bool(mask.any()):
+        return output
+    return output[mask.to(output.device)][:, None]
 
 
 def output_error(expected: Sequence[Tensor], actual: Sequence[Tensor], kind: str = "auto") -> Tensor:

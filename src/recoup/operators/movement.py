@@ -14,7 +14,7 @@ from recoup.labels.constraints import Constraints, TensorRef
 from recoup.labels.layout import Layout
 from recoup.operators.call import LabelCall, Value, lock_operands
 from recoup.operators.differential import Differential, RecordedCall, linear_in_first, reshaped
-from recoup.operators.names import argument
+from recoup.operators.names import argument, operation_name
 from recoup.operators.record import operator
 from recoup.operators.resizing import (
     CallArguments,
@@ -48,6 +48,8 @@ def _parts(node: fx.Node, remaining: Remaining) -> Iterator[CallArguments]:
     """Pieces of the sizes that remain."""
     dim = _dim(node, 2, remaining)
     sizes = [remaining.shape_of(part)[dim] for part in remaining.layout(node)]
+    if operation_name(node.target) == "split" and len(set(sizes)) == 1:  # as the code itself would ask for them
+        yield with_argument(node, 1, "split_size", sizes[0])
     yield CallArguments(torch.ops.aten.split_with_sizes.default, (node.args[0], sizes, dim), {})
 
 
@@ -56,8 +58,10 @@ operator("tensor_split", "unsafe_chunk", "unsafe_split", is_movement=True, resiz
 
 
 def _sliced(node: fx.Node, remaining: Remaining) -> Iterator[CallArguments]:
+    end: Any = argument(node, 3, "end", None)
     for dim, start, size in _range(node, remaining):
-        yield CallArguments(node.target, (node.args[0], dim, start, start + size), {})
+        is_open = type(end) is not int or end >= remaining.layout(node.all_input_nodes[0]).shape[dim]
+        yield CallArguments(node.target, (node.args[0], dim, start, end if is_open else start + size), {})
 
 
 def _narrowed(node: fx.Node, remaining: Remaining) -> Iterator[CallArguments]:

@@ -27,8 +27,14 @@ def assemble(
     traced = calibration.traced
     plan = Plan(structure.masks(keep), slices, weights, shapes, recovery, traced.graph(keep, frozenset(weights)))
     given = traced.standalone.given
-    middle = centred(structure, weights, keep)
-    return replace(plan, untied=given.untied, idle=traced.idle, keeps_hooks=given.keeps_hooks, centred=middle)
+    return replace(
+        plan,
+        untied=given.untied,
+        idle=traced.idle,
+        keeps_hooks=given.keeps_hooks,
+        centred=centred(structure, weights, keep),
+        settings={**given.caches, **structure.settings(keep)} if plan.graph is None else {},
+    )
 
 
 def _slices_of_new_biases(structure: Structure, weights: Mapping[str, Tensor], keep: Tensor) -> list[Slice]:

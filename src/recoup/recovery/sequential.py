@@ -17,6 +17,7 @@ from recoup.algebra.moments import Accumulator, sensitivity
 from recoup.algebra.patches import paired_rows
 from recoup.algebra.ridge import Fitted, Joint, moved, shrunk
 from recoup.channels.settling import settled
+from recoup.inputs.padding import counted, flags_for
 from recoup.inputs.split import Split
 from recoup.plan import Plan, Recovery
 from recoup.progress import Progress, silent
@@ -85,7 +86,7 @@ class _Refit:
 
     def refit(self, twin: TwinRun, split: Split) -> tuple[dict[str, Tensor], Recovery]:
         """The layer's new weight and bias, and how well they recover its output on held-out images."""
-        seen, held = (self._joint(twin, places) for places in (split.fit, split.held))
+        seen, held = (self._joint(twin, split, places) for places in (split.fit, split.held))
         prior = self._features(self._prior)
         ridges = self._method.ridges
         candidates = shrunk(seen, prior, ridges, self.consumer.name)
@@ -95,11 +96,12 @@ class _Refit:
         recovery = Recovery(residual, best.amount, best.condition, self.inputs, int(seen.moments.effective))
         return self._tensors(best, seen), recovery
 
-    def _joint(self, twin: TwinRun, places: Sequence[int]) -> Joint:
+    def _joint(self, twin: TwinRun, split: Split, places: Sequence[int]) -> Joint:
         sums = Accumulator(self.inputs + len(self._made), self._original.device)
         generator = torch.Generator().manual_seed(self._method.seed)
-        for batch in twin.visit(self._refit_point, places):
-            for rows, weights in self._rows(batch, generator, self._fixed(twin)):
+        for place, batch in zip(places, twin.visit(self._refit_point, places), strict=True):
+            mask = flags_for(batch.inputs.shape, counted(split.batches[place]))
+            for rows, weights in self._rows(batch, generator, self._fixed(twin), mask):
                 sums.update(rows, weights)
         return Joint(sums.moments(), self.inputs, bool(self.consumer.biases))
 
@@ -109,13 +111,13 @@ class _Refit:
         return None if bias is None else bias[self._made]
 
     def _rows(
-        self, batch: RefitBatch, generator: torch.Generator, fixed: Tensor | None
+        self, batch: RefitBatch, generator: torch.Generator, fixed: Tensor | None, mask: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Kept inputs and what the weights are to make of them, side by side, with the weight of each row."""
         dim = 1 if batch.window is not None else -1
         inputs = batch.inputs.index_select(dim, self._kept)
         made = torch.cat([batch.target.index_select(dim, self._made), batch.outputs], dim=dim)
-        for rows, both in paired_rows(inputs, made, batch.window, self._method.positions, generator):
+        for rows, both in paired_rows(inputs, made, batch.window, self._method.positions, generator, mask):
             targets, outputs = both[:, : len(self._made)], both[:, len(self._made) :]
             weights = sensitivity(outputs, self._activation) if self._activation is not None else None
             targets = targets if fixed is None else targets - fixed

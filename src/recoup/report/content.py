@@ -92,7 +92,7 @@ class Report:
     was tried; the least was kept. `latency` is there for a budget of time. `constant` names the groups with channels
     that were constant on the calibration images, `dependent` those with exact combinations of others. `finetuned` has
     the epochs of training that came after; all other figures are of the network before it. `memory` is the peak on a
-    GPU.
+    GPU. `notes` say what was done beside pruning.
     """
 
     network: str
@@ -112,6 +112,7 @@ class Report:
     dependent: Mapping[str, DependentChannels] = field(default_factory=dict)
     finetuned: tuple[Epoch, ...] = ()
     memory: PeakMemory | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def macs_removed(self) -> float:
@@ -251,6 +252,7 @@ class Report:
             lines.append(f"peak GPU memory: {self.memory}")
         if self.form is not None:
             lines.append(f"the result is a standalone graph: {self.form}")
+        lines += self.notes
         lines.append(f"proof: smaller = masked original to {self.proof.difference:.1e}")
         lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)

@@ -56,7 +56,15 @@ def make_report(
         constant=_constant(calibration, allocation.keep),
         dependent=_dependent(calibration, rankings, allocation.keep),
         memory=memory,
+        notes=_notes(calibration),
     )
+
+
+def _notes(calibration: Calibration) -> tuple[str, ...]:
+    if not calibration.traced.standalone.given.caches:
+        return ()
+    after = "; a standalone graph has none" if calibration.traced.form is not None else ", and the result has it"
+    return (f"the cache of keys and values (use_cache) was switched off to look at the model{after}",)
 
 
 def _before(calibration: Calibration) -> Cost:

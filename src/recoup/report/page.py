@@ -115,6 +115,7 @@ def _proof_card(report: Report) -> Card:
     notes = [f"largest relative difference on a random batch{allowed}"]
     if report.form is not None:
         notes.append(f"standalone graph: {report.form}")
+    notes += report.notes
     return Card("Proof", value, equality, tuple(notes))
 
 

@@ -16,7 +16,7 @@ from recoup.algebra.selection import looks_at_images
 from recoup.algebra.shrinkage import choose_strength, shrink
 from recoup.channels.groups import Consumer, Structure, named_tensors
 from recoup.config import Method, require_flag, require_method, require_progress
-from recoup.errors import CalibrationError, require_kind
+from recoup.errors import CalibrationError, require_kind, warn
 from recoup.graph.copies import working_copy
 from recoup.inputs.batches import (
     Inputs,
@@ -27,6 +27,7 @@ from recoup.inputs.batches import (
     require_alike,
     tensors_in,
 )
+from recoup.inputs.padding import counted, flags_for, has_padding
 from recoup.inputs.split import Split
 from recoup.inputs.surroundings import undisturbed
 from recoup.progress import Progress, silent
@@ -149,7 +150,8 @@ def calibrate(
     observer = Observer({id(tensors[r.consumer.weight]): r.see for r in recorders.values()})
     different = DifferentSamples(ENOUGH_SAMPLES)
     kept = KeptImages(length_of_fit(split)) if looks_at_images(method.selector) else None
-    samples = _run(twin, split, observer, different, kept, progress)
+    samples = _run(twin, split, observer, different, kept, progress, list(recorders.values()))
+    _warn_of_padding(list(recorders.values()))
     statistics = {name: recorder.statistics() for name, recorder in recorders.items()}
     statistics |= _with_priors(twin, split, statistics, list(recorders.values()), method)
     parameters = {name: tensor.detach() for name, tensor in tensors.items()}
@@ -175,6 +177,8 @@ def _with_priors(
     observer = Observer({id(tensors[recorder.consumer.weight]): recorder.see for recorder in poor})
     with torch.no_grad(), observer:
         for place in split.held:
+            for recorder in poor:
+                recorder.counted = counted(split.batches[place])
             call_checked(twin, split.batches[place].to(split.device), split.numbers[place])
     found = {}
     for recorder in poor:
@@ -183,6 +187,15 @@ def _with_priors(
         strength = choose_strength(seen.moments, held, weight, count, method.ridge)
         found[recorder.name] = replace(seen, moments=shrink(seen.moments, count, strength))
     return found
+
+
+def _warn_of_padding(recorders: Sequence[_Recorder]) -> None:
+    names = [recorder.name for recorder in recorders if recorder.counts_padding]
+    if names:
+        warn(
+            f"padding counts in the statistics of {len(names)} layers ({', '.join(names[:3])}), as the shapes of what "
+            "they read do not show which dim the attention mask is for. Calibrate on batches without padding."
+        )
 
 
 def watched(structure: Structure) -> list[Consumer]:
@@ -203,6 +216,7 @@ def _run(
     different: DifferentSamples,
     kept: KeptImages | None,
     progress: Progress,
+    recorders: Sequence[_Recorder],
 ) -> int:
     """Show the model every batch that is fitted to; how many samples there were."""
     device, samples, length = device_of(model), 0, length_of_fit(split)
@@ -214,6 +228,8 @@ def _run(
         different.see(inputs)
         if kept is not None:
             kept.see(inputs)
+        for recorder in recorders:
+            recorder.counted = counted(inputs)
         with torch.no_grad(), observer:
             outputs = call_checked(model, inputs, number)
         _check_outputs(model, outputs, number)
@@ -250,13 +266,18 @@ class _Recorder:
         is_whole = runs is not None and self._share == 1 and consumer.kernel == 1
         self.positions_read = len(consumer.inputs) // len(runs) if is_whole and runs is not None else 1
         self._arguments = consumer, traced, tensors, method
+        # The positions of the batch at hand that count, and whether some that do not could not be told by shapes.
+        self.counted: Tensor | None = None
+        self.counts_padding = False
 
     def again(self) -> _Recorder:
         """A recorder of the same layer that has seen nothing."""
         return _Recorder(*self._arguments)
 
     def see(self, inputs: Tensor, outputs: Tensor, window: Window | None, /) -> None:
-        for rows, made in paired_rows(inputs, outputs, window, self._positions, self._generator):
+        flags = flags_for(inputs.shape, self.counted)
+        self.counts_padding |= flags is None and has_padding(self.counted)
+        for rows, made in paired_rows(inputs, outputs, window, self._positions, self._generator, flags):
             self._add(rows, made)
 
     def _add(self, rows: Tensor, outputs: Tensor) -> None:

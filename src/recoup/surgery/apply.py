@@ -14,6 +14,7 @@ from recoup.channels.groups import Structure, named_tensors
 from recoup.channels.settling import centred, settled
 from recoup.errors import ArtefactError, InputError, require_kind
 from recoup.graph.copies import duplicate, light_copy, strip_hooks, untie
+from recoup.graph.settings import Settings, adjust
 from recoup.graph.standalone import standalone
 from recoup.inputs.surroundings import undisturbed
 from recoup.operators.record import refresh_of
@@ -45,6 +46,7 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
         return standalone(plan.graph, named_tensors(smaller)).train(model.training)
     for name in {piece.tensor.rpartition(".")[0] for piece in plan.slices}:
         _refresh_attributes(smaller.get_submodule(name))
+    adjust(smaller, plan.settings)
     for name in plan.idle if plan.slices else ():
         smaller.get_submodule(name).register_forward_pre_hook(functools.partial(_refuse_to_run, name))
     return smaller
@@ -63,7 +65,7 @@ def _refuse_to_run(name: str, *_: Any) -> None:
     )
 
 
-def hollow(model: nn.Module, slices: tuple[Slice, ...]) -> nn.Module:
+def hollow(model: nn.Module, slices: tuple[Slice, ...], settings: Settings) -> nn.Module:
     """The model cut by `slices`, with nothing in what was cut: to capture, not to run."""
     twin = light_copy(model)
     places = _places(twin)
@@ -74,6 +76,7 @@ def hollow(model: nn.Module, slices: tuple[Slice, ...]) -> nn.Module:
         _replace(places, tensor, tensor.detach().new_empty(shape))
     for name in {piece.tensor.rpartition(".")[0] for piece in slices}:
         _refresh_attributes(twin.get_submodule(name))
+    adjust(twin, settings)
     return twin
 
 
@@ -185,7 +188,8 @@ def bare_plan(
     }
     weights = settled(structure, tensors, weights, keep)
     shapes = {name: structure.shapes[name] for name in {*weights, *(piece.tensor for piece in slices)}}
-    return Plan(structure.masks(keep), slices, weights, shapes, graph=graph, centred=centred(structure, weights, keep))
+    settings, middle = structure.settings(keep) if graph is None else {}, centred(structure, weights, keep)
+    return Plan(structure.masks(keep), slices, weights, shapes, graph=graph, centred=middle, settings=settings)
 
 
 def _zero_inputs(weight: Tensor, keep: Tensor, input_dim: int) -> Tensor:

@@ -13,6 +13,7 @@ from recoup.errors import InputError, VerificationError, require_kind
 from recoup.graph.capture import Captured
 from recoup.graph.copies import duplicate, working_copy
 from recoup.graph.modes import exact_float32
+from recoup.graph.settings import without_cache
 from recoup.graph.standalone import Standalone, entering
 from recoup.inputs.batches import Inputs, device_of, inputs_of, leaves_in
 from recoup.inputs.samples import Samples, samples_of
@@ -43,7 +44,8 @@ def verify(model: nn.Module, plan: Plan, smaller: nn.Module, example: Any) -> Pr
     inputs = inputs_of(example, model).to(device)
 
     def pair() -> _Pair:
-        both = _Pair(masked(model, plan).eval(), duplicate(smaller).eval()).in_float64(inputs.first(1))
+        whole, cut = (without_cache(twin).eval() for twin in (masked(model, plan), duplicate(smaller)))
+        both = _Pair(whole, cut).in_float64(inputs.first(1))
         without_rounding(both.whole, plan, smaller)
         return both
 

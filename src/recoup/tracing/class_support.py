@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -30,6 +31,7 @@ from recoup.surgery.verify import verify
 # What is said of a group that is locked for the sake of the class.
 BREAKS = "cutting it breaks the model's own code"
 _Cut: TypeAlias = Callable[[Tensor], Tensor]
+_Units: TypeAlias = tuple[tuple[Group, ...], ...]
 _Test: TypeAlias = "Callable[[tuple[Group, ...]], _Departure | None]"
 
 # Cuts to try: the first mostly changes every number there is; chunks and slices may fit it by chance.
@@ -74,7 +76,7 @@ def _departure(
         return _Departure("its code moves channels in an order that a smaller network would have to change")
     ran: dict[str, None] = {}
     try:
-        cut = hollow(model, structure.slices(keep))
+        cut = hollow(model, structure.slices(keep), structure.settings(keep))
         actual = capture(cut, batch.samples.times(batch.count), can_run=False, ran=ran)
         batch.at_count(expected.graph)
     except RecoupError as error:
@@ -82,6 +84,13 @@ def _departure(
         return _Departure(reason, next(reversed(ran), None))
     other = _other_constant(batch.captured, actual)
     return difference(expected.graph, actual) or (None if other is None else _Departure(other))
+
+
+def runs_as_cut(model: nn.Module, batch: BatchCapture, structure: Structure, layouts: Mapping[str, Any]) -> bool:
+    """Whether the model's own code, with all its groups cut, runs the graph that this ought to give."""
+    ways = {node.name: layouts.get(node.name) for node in batch.one.graph.nodes}
+    keep = sample_cut(structure, 0)
+    return _departure(model, batch, structure, keep, resize(batch.one, ways, keep)) is None
 
 
 def _other_constant(captured: Captured, actual: Captured) -> str | None:
@@ -180,22 +189,23 @@ class _Attempt:
         The graphs of all cuts are compared before the first cut model is run, which takes longer.
         """
         tests = ((look, cut) for look in (self._look, self._run) for cut in (_random_half, _first, _last))
-        found = (self._culprits(self.structure.prunable, partial(look, cut)) for look, cut in tests)
+        found = (self._culprits(self.structure.units, partial(look, cut)) for look, cut in tests)
         return next((culprits for culprits in found if culprits), {})
 
-    def _culprits(self, groups: tuple[Group, ...], test: _Test) -> dict[str, str]:
+    def _culprits(self, units: _Units, test: _Test) -> dict[str, str]:
         """Some of the groups among these that cannot be cut, and why; all of them where only some together cannot."""
+        groups = tuple(chain(*units))
         failure = test(groups) if groups else None
-        if failure is None or len(groups) == 1:
-            return {} if failure is None else {groups[0].name: failure.reason}
-        near = self._near(groups, failure.where)
-        if 0 < len(near) < len(groups) and (found := self._culprits(near, test)):
+        if failure is None:
+            return {}
+        near = self._near(units, failure.where)
+        if 0 < len(near) < len(units) and (found := self._culprits(near, test)):
             return found
-        middle = len(groups) // 2
-        found = self._culprits(groups[:middle], test) | self._culprits(groups[middle:], test)
+        middle = len(units) // 2
+        found = self._culprits(units[:middle], test) | self._culprits(units[middle:], test) if middle else {}
         return found or dict.fromkeys((group.name for group in groups), failure.reason)
 
-    def _near(self, groups: tuple[Group, ...], where: str | None) -> tuple[Group, ...]:
+    def _near(self, units: _Units, where: str | None) -> _Units:
         """Those of which a module reads or makes channels: whoever breaks the code mostly meets it there."""
         inside = [
             node for node in self.batch.one.graph.nodes if node.op == "call_function" and module_path(node) == where
@@ -204,7 +214,7 @@ class _Attempt:
         met = [channels for name in names if (channels := channels_in(self.layouts[name])) is not None]
         seen = torch.zeros(self.structure.width + 1, dtype=torch.bool)  # the last is for what is no channel
         seen[torch.cat([*met, torch.tensor([-1])])] = True
-        return tuple(group for group in groups if bool(seen[group.channels].any()))
+        return tuple(unit for unit in units if any(bool(seen[group.channels].any()) for group in unit))
 
     def _keep(self, groups: tuple[Group, ...], cut: _Cut) -> Tensor:
         keep = self.structure.keep_all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from recoup.errors import CaptureError, warn
 from recoup.graph.copies import hooked, light_copy, strip_hooks, untie, working_copy
+from recoup.graph.settings import caches, without_cache
 from recoup.inputs.batches import Inputs, leaves_in
 
 _LAYERS = (nn.Linear, _ConvNd)
@@ -22,12 +23,14 @@ class Prepared:
     """A copy that shares the caller's parameters and has buffers of its own.
 
     It has the caller's hooks only if they change what it returns (`keeps_hooks`). Weights in `untied` are a table and
-    a layer at once in the caller's model, and the layer's own here, as no weight could be right for both.
+    a layer at once in the caller's model, and the layer's own here, as no weight could be right for both. `caches` are
+    the settings that ask for a cache of keys and values: it has none.
     """
 
     model: nn.Module
     untied: tuple[str, ...]
     keeps_hooks: bool
+    caches: Mapping[str, bool]
 
 
 def prepared(model: nn.Module, sample: Inputs, *, may_untie: bool) -> Prepared:
@@ -36,6 +39,8 @@ def prepared(model: nn.Module, sample: Inputs, *, may_untie: bool) -> Prepared:
     twin.train(model.training)
     for mine, theirs in zip(twin.modules(), model.modules(), strict=True):
         mine.training = theirs.training
+    caching = caches(twin)
+    without_cache(twin)
     keeps_hooks = bool(hooked(twin)) and _hooks_matter(twin, sample)
     if keeps_hooks:
         warn(
@@ -45,7 +50,7 @@ def prepared(model: nn.Module, sample: Inputs, *, may_untie: bool) -> Prepared:
     else:
         strip_hooks(twin)
     names = _double_roles(twin) if may_untie else ()
-    return Prepared(untie(twin, names), names, keeps_hooks)
+    return Prepared(untie(twin, names), names, keeps_hooks, caching)
 
 
 def require_idle(model: nn.Module, names: Iterable[str], call: Inputs) -> None:

@@ -6,10 +6,10 @@ model's standalone form, the captured graph, whose numbers can be put right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,10 +21,8 @@ from recoup.channels.groups import Structure, named_tensors, resolve, with_every
 from recoup.channels.head import read_by_head
 from recoup.channels.layouts import layouts
 from recoup.channels.other_products import with_other_products
-from recoup.channels.patterns import Choice
-from recoup.channels.propagate import Propagated, propagate
+from recoup.channels.propagate import propagate
 from recoup.channels.settling import with_whole_streams
-from recoup.config import require_flag
 from recoup.errors import CaptureError
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.biases import with_biases
@@ -44,8 +42,11 @@ from recoup.plan import Check, GraphPlan, Plan
 from recoup.surgery.apply import bare_plan
 from recoup.surgery.resize import resize
 from recoup.surgery.verify import agrees, follows
-from recoup.tracing.class_support import lock_what_breaks, why_class_fails
+from recoup.tracing.class_support import lock_what_breaks, runs_as_cut, why_class_fails
+from recoup.tracing.configured import with_series
+from recoup.tracing.following import with_followers
 from recoup.tracing.preparation import Prepared, prepared
+from recoup.tracing.terms import Terms
 
 # Samples to find out with what the caller's hooks do.
 FEW = 2
@@ -139,7 +140,7 @@ class Traced:
     `blocks` and `head` are names of groups.
 
     Every model has a standalone form, to be run operation by operation; `form` is there when the model's own class
-    cannot hold other sizes and that form is worked on instead.
+    cannot hold other sizes and that form is worked on instead. `terms` are what was asked of it.
     """
 
     structure: Structure
@@ -148,6 +149,7 @@ class Traced:
     head: tuple[str, ...]
     inputs: Inputs
     standalone: Form
+    terms: Terms
 
     @property
     def form(self) -> Form | None:
@@ -180,6 +182,7 @@ def trace(
     example: Any,
     *,
     keep_class: bool = False,
+    keep_config: bool = False,
     only: Iterable[str] = (),
     exclude: Iterable[str] = (),
     untie: bool = True,
@@ -187,36 +190,38 @@ def trace(
 ) -> Traced:
     """The structure of `model`: its groups of channels, what is locked and why; `example` is one batch of inputs.
 
-    With `keep_class`, what the model's own class cannot hold at another size is locked too. So are groups that `only`
-    does not name or `exclude` does: by the name of a group or of a module, with wildcards. A layer whose weight is a
-    table of embeddings too gets one of its own; without `untie` what it reads is locked. With `streams`, what a
-    LayerNorm or RMSNorm reads may lose channels too.
+    With `keep_class`, what the model's own class cannot hold at another size is locked too; with `keep_config`, also
+    what the model's config could not tell, and groups that one of its numbers counts keep equally many. Locked are
+    groups that `only` does not name or `exclude` does: by the name of a group or of a module, with wildcards. A layer
+    whose weight is a table of embeddings too gets one of its own; without `untie` what it reads is locked. With
+    `streams`, what a LayerNorm or RMSNorm reads may lose channels too.
 
     Raises:
         CaptureError: `torch.export` cannot capture the model.
         UsageError: a name in `only` or `exclude` matches nothing.
     """
     require_model(model)
-    require_flag("keep_class", keep_class)
-    require_flag("streams", streams)
-    choice = Choice.of(only, exclude)
+    asked: dict[str, Any] = {"keep_class": keep_class, "keep_config": keep_config, "streams": streams}
+    return traced_for(model, example, Terms.of(**asked, untie=untie, only=only, exclude=exclude))
+
+
+def traced_for(model: nn.Module, example: Any, terms: Terms) -> Traced:
+    """The structure of a model on these terms."""
     samples = samples_of(inputs_of(example, model).to(device_of(model)))
     with without_collection():
-        given = prepared(model, samples.times(min(samples.given, FEW)), may_untie=untie)
-        batch = capture_for_one(given.model, samples)
-        traced = _trace(given, batch, choice, keep_class=keep_class, may_untie=untie, streams=streams)
+        given = prepared(model, samples.times(min(samples.given, FEW)), may_untie=terms.untie and not terms.keep_config)
+        traced = _trace(given, capture_for_one(given.model, samples), terms)
         if samples.given == 1 and not traced.standalone.serves_one:
-            batch = captured_for_one(given.model, samples)
-            traced = _trace(given, batch, choice, keep_class=keep_class, may_untie=untie, streams=streams)
+            traced = _trace(given, captured_for_one(given.model, samples), terms)
         return traced
 
 
 @undisturbed
-def in_own_class(traced: Traced, *, only: Iterable[str] = (), exclude: Iterable[str] = ()) -> Traced:
+def in_own_class(traced: Traced) -> Traced:
     """The structure of the same model with all that locked which its own class cannot hold at another size."""
     form = traced.standalone
     with without_collection():
-        return _trace(form.given, form.batch, Choice.of(only, exclude), keep_class=True, may_untie=True, streams=False)
+        return _trace(form.given, form.batch, replace(traced.terms, keep_class=True))
 
 
 def plain_cut(traced: Traced, keep: Tensor) -> Plan:
@@ -224,44 +229,61 @@ def plain_cut(traced: Traced, keep: Tensor) -> Plan:
     return bare_plan(traced.structure, named_tensors(traced.host), keep, traced.graph(keep))
 
 
-def _trace(
-    given: Prepared, batch: BatchCapture, choice: Choice, *, keep_class: bool, may_untie: bool, streams: bool
-) -> Traced:
-    model, original = given.model, batch.one
-    if keep_class:
-        captured, added = with_biases(original)
-        propagated = propagate(captured, sizes_stay=True, frees_norms=streams)
-        structure, numbering = _resolved(propagated, model, captured)
-        structure = choice.lock_others(with_elementwise(structure, propagated, numbering, captured))
-        ways = layouts(propagated.labels, numbering, structure)
-        own = lock_what_breaks(model, without(structure, added), batch, ways)
-        ways = layouts(propagated.labels, numbering, own)
-        own = with_other_products(own, ways, captured)
-        return _traced(own, Form(given, batch, captured, ways, added, None))
-    folded = fold(original, untie=may_untie)
+def _trace(given: Prepared, batch: BatchCapture, terms: Terms) -> Traced:
+    if terms.keep_class or terms.keep_config:
+        return _in_class(given, batch, terms)
+    model = given.model
+    folded = fold(batch.one, untie=terms.untie)
     captured, added = with_biases(folded.captured)
-    propagated = propagate(captured, frees_norms=streams)
-    structure, numbering = _resolved(propagated, model, captured)
-    structure = choice.lock_others(with_elementwise(structure, propagated, numbering, captured))
-    ways = layouts(propagated.labels, numbering, structure)
+    structure, numbering, labels = _structure(captured, model, terms, sizes_stay=False)
+    ways = layouts(labels, numbering, structure)
     structure = with_other_products(structure, ways, captured)
-    own = without(structure, added)
-    reason = why_class_fails(model, batch, own, ways, folded.names)
+    for own in with_followers(without(structure, added), model):
+        reason = why_class_fails(model, batch, own, ways, folded.names)
+        if reason is None:
+            break
     form = Form(given, batch, captured, ways, added, reason)
     if reason is not None:
-        return _traced(with_every_bias(structure), form)
+        return _traced(with_every_bias(structure), form, terms)
     # The class has no place for computed weights, none of which loses anything.
     sites = tuple(site for site in own.sites if site.tensor not in folded.names)
     consumers = tuple(consumer for consumer in own.consumers if consumer.weight not in folded.names)
-    return _traced(replace(own, sites=sites, consumers=consumers), form)
+    return _traced(replace(own, sites=sites, consumers=consumers), form, terms)
 
 
-def _resolved(propagated: Propagated, model: nn.Module, captured: Captured) -> tuple[Structure, Tensor]:
+def _in_class(given: Prepared, batch: BatchCapture, terms: Terms) -> Traced:
+    """With all that locked which the model's own class, or its config, cannot hold."""
+    model = given.model
+    captured, added = with_biases(batch.one)
+    # Numbers that a config tells are put right; others in the code stay as they are.
+    structure, numbering, labels = _structure(captured, model, terms, sizes_stay=not terms.keep_config)
+    ways = layouts(labels, numbering, structure)
+    own = without(structure, added)
+    runs = partial(runs_as_cut, model, batch, layouts=ways)
+    own = with_series(own, model, added) if terms.keep_config else _followed(own, model, runs)
+    own = lock_what_breaks(model, own, batch, ways)
+    ways = layouts(labels, numbering, own)
+    own = with_other_products(own, ways, captured)
+    return _traced(own, Form(given, batch, captured, ways, added, None), terms)
+
+
+def _structure(
+    captured: Captured, model: nn.Module, terms: Terms, *, sizes_stay: bool
+) -> tuple[Structure, Tensor, Mapping[str, Any]]:
+    """Groups and what they cost, the channel number of every label, and the labels of every value."""
+    propagated = propagate(captured, sizes_stay=sizes_stay, frees_norms=terms.streams)
     structure, numbering = resolve(propagated, model, captured)
-    return with_whole_streams(structure), numbering
+    structure = with_elementwise(with_whole_streams(structure), propagated, numbering, captured)
+    return terms.choice.lock_others(structure), numbering, propagated.labels
 
 
-def _traced(structure: Structure, form: Form) -> Traced:
+def _followed(structure: Structure, model: nn.Module, runs: Callable[[Structure], bool]) -> Structure:
+    """The structure with the numbers that follow: those with which the code runs as it ought to."""
+    *tried, bare = with_followers(structure, model)
+    return next((own for own in tried if runs(own)), bare)
+
+
+def _traced(structure: Structure, form: Form, terms: Terms) -> Traced:
     chains = {consumer.name: activation_behind(form.captured, consumer.node) for consumer in structure.consumers}
     blocks, head = residual_blocks(structure, form.captured), read_by_head(structure, form.captured)
-    return Traced(structure, chains, blocks, head, form.batch.samples.one, form)
+    return Traced(structure, chains, blocks, head, form.batch.samples.one, form, terms)

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from recoup.errors import CalibrationError
-from recoup.inputs.batches import Stream, is_labelled_pair, numbered_inputs
+from recoup.inputs.batches import Stream, numbered_inputs
+from recoup.inputs.labels import is_labelled, labels_in
 from recoup.training.losses import class_numbers
 from recoup.training.tensors import digest, plain
 
@@ -29,12 +30,12 @@ def labels_of(batch: Any, model: nn.Module, number: int) -> Tensor:
     Raises:
         CalibrationError: it has none.
     """
-    if not is_labelled_pair(batch, model):
+    if not is_labelled(batch, model):
         raise CalibrationError(
             f"training batch {number} has no labels. Give pairs (inputs, labels), or train with "
             "loss='distillation' and a teacher, which needs none."
         )
-    return class_numbers(batch[1], number)
+    return class_numbers(labels_in(batch, model), number)
 
 
 def traces_of(batches: Iterable[Any], model: nn.Module, *, needs_labels: bool) -> Traces:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from recoup.errors import CalibrationError
 from recoup.graph.copies import working_copy
-from recoup.inputs.batches import Stream, call_checked, device_of, is_labelled_pair, numbered_inputs
+from recoup.inputs.batches import Stream, call_checked, device_of, numbered_inputs
+from recoup.inputs.labels import is_labelled
 from recoup.judge.accuracy import accuracy
 from recoup.training.record import Epoch
 
@@ -28,7 +29,7 @@ def require_measurable(model: nn.Module, validation: Iterable[Any]) -> None:
         CalibrationError: it has no labels, or the model returns no class scores (samples, classes) for it.
     """
     batch = Stream(validation, "validation").first
-    if not is_labelled_pair(batch, model):
+    if not is_labelled(batch, model):
         raise CalibrationError(
             "validation batch 1 has no labels, so accuracy cannot be measured. Give pairs (inputs, labels), or leave "
             "validation= out."

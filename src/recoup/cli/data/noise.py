@@ -24,11 +24,15 @@ MOST = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """`count` images of N(0, 1) values, made when they are asked for; already in normalised space."""
+    """`count` images of N(0, 1) values, made when they are asked for; already in normalised space.
+
+    Where the model reads `tokens`, they are drawn from so many different ones.
+    """
 
     count: int
     shape: tuple[int, ...]
     seed: int
+    tokens: int = 0
 
     @property
     def name(self) -> str:
@@ -46,6 +50,8 @@ class Noise:
 
     def _image(self, row: int) -> Tensor:
         stream = np.random.default_rng((self.seed, row))
+        if self.tokens:
+            return torch.from_numpy(stream.integers(self.tokens, size=self.shape))
         return torch.from_numpy(stream.standard_normal(self.shape, dtype=np.float32))
 
 
@@ -57,4 +63,4 @@ def open_noise(spec: DataSpec, input: InputSpec, seed: int) -> Noise:
             f"'{spec.text[:40]}': '{count[:20]}' is not a number of images from 1 to {MOST:,}. Write noise:N, such as "
             "noise:1024."
         )
-    return Noise(int(count), input.shape, seed)
+    return Noise(int(count), input.shape, seed, input.tokens)

@@ -1,4 +1,4 @@
-"""Data by name: `cifar10:DIR@train`, `folder:DIR`, `digits`, `noise:1024`, or the user's own factory of batches."""
+"""Data by name: `cifar10:DIR@train`, `folder:DIR`, `text:PATH`, `noise:1024`, or the user's own factory of batches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from recoup.cli.data.imagenet import open_imagenet
 from recoup.cli.data.imported import open_imported
 from recoup.cli.data.noise import open_noise
 from recoup.cli.data.spec import DataSpec, parse_spec
+from recoup.cli.data.text import open_text
 from recoup.cli.data.voc import open_voc
 from recoup.cli.input_spec import InputSpec
 from recoup.errors import UsageError
 
-KINDS = ("cifar10", "cifar100", "imagenet", "voc", "folder", "digits", "noise")
+KINDS = ("cifar10", "cifar100", "imagenet", "voc", "folder", "text", "digits", "noise")
 """The kinds of data known by name."""
 
 
@@ -27,7 +28,8 @@ def open_data(spec: str, input: InputSpec, *, batch_size: int = 250, limit: int 
     Args:
         spec: `cifar10:DIR`, `cifar100:DIR` (with `@train`, `@test`, `@calibration` or `@validation`; test if not said),
             `imagenet:DIR` (the same splits), `voc:DIR` (with `@train`, `@val` or `@trainval`, the default),
-            `folder:DIR`, `digits` (with `@train`, `@validation` or `@test`; all if not said), `noise`, `noise:N`,
+            `folder:DIR`, `text:PATH` (with `?tokenizer=FOLDER&block=N`; bytes if not said), `digits` (with `@train`,
+            `@validation` or `@test`; all if not said), `noise`, `noise:N`,
             `package.module:factory` or `path/file.py:factory`.
         input: the shape and normalisation of the model; batches of a factory are passed on untouched.
         batch_size: images per batch; a factory decides its own.
@@ -71,6 +73,8 @@ def _open_source(spec: DataSpec, input: InputSpec, seed: int) -> Source:
             return open_voc(spec, input)
         case "folder":
             return open_folder(spec, input)
+        case "text":
+            return open_text(spec)
         case "digits":
             return open_digits(spec, input)
         case _:
@@ -85,5 +89,5 @@ def _unknown(spec: str) -> UsageError:
         hint = f"Did you mean '{close[0]}'? " if close else ""
     return UsageError(
         f"There is no data called '{spec}'. {hint}Data is named cifar10:DIR, cifar100:DIR, imagenet:DIR, voc:DIR, "
-        "folder:DIR, digits, noise, package.module:factory or path/file.py:factory."
+        "folder:DIR, text:PATH, digits, noise, package.module:factory or path/file.py:factory."
     )

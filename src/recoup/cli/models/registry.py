@@ -1,4 +1,4 @@
-"""Models by name: `recoup:vgg16_bn`, `torchvision:resnet50`, `timm:efficientnet_lite0`, or the user's own factory.
+"""Models by name: `recoup:vgg16_bn`, `torchvision:resnet50`, `timm:vit_tiny`, `hf:FOLDER`, or the user's own factory.
 
 A name becomes an `OpenModel`: the network in evaluation mode, with its weights when a file is given, and the input it
 expects. Nothing is ever downloaded.
@@ -20,10 +20,14 @@ from recoup.cli.importing import call_factory, import_library
 from recoup.cli.input_spec import CIFAR, IMAGENET, InputSpec, unnormalised
 from recoup.cli.models.bottleneck import resnet50
 from recoup.cli.models.digits import demo_network, digits_resnet
+from recoup.cli.models.pretrained import open_pretrained, vocabulary_of
 from recoup.cli.models.resnet import resnet20, resnet56
 from recoup.cli.models.vgg import vgg16_bn, vgg16_fc_bn, vgg19_bn
 from recoup.cli.models.weights import load_weights
 from recoup.errors import ModelError, UsageError
+
+# Tokens that a language model is shown where only its wiring is looked at.
+TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,8 +45,8 @@ def open_model(
     """The model that `spec` names, with the weights of a file or fresh ones.
 
     Args:
-        spec: `recoup:NAME`, `torchvision:NAME`, `timm:NAME`, `package.module:factory` or `path/file.py:factory`; a
-            factory takes no arguments and returns an `nn.Module`.
+        spec: `recoup:NAME`, `torchvision:NAME`, `timm:NAME`, `hf:FOLDER` as save_pretrained writes it,
+            `package.module:factory` or `path/file.py:factory`; a factory takes no arguments and returns an `nn.Module`.
         weights: a `.safetensors` file or a PyTorch checkpoint; without it the weights are fresh.
         classes: how many classes the last layer tells apart, where the model lets one choose.
         input: replaces the input the model declares; a factory declares none and is given that of ImageNet.
@@ -127,6 +131,14 @@ def _from_timm(name: str, classes: int | None) -> _Built:
     return _Built(model, InputSpec(tuple(declared["input_size"]), tuple(declared["mean"]), tuple(declared["std"])))
 
 
+def _from_folder(name: str, classes: int | None) -> _Built:
+    if classes is not None:
+        raise UsageError(f"'hf:{name}' has the classes that it was saved with. Leave classes out.")
+    model = open_pretrained(name)
+    tokens = vocabulary_of(model)
+    return _Built(model, unnormalised((TOKENS,), tokens) if tokens else IMAGENET)
+
+
 def _from_factory(spec: str, classes: int | None) -> _Built:
     if ":" not in spec:
         raise _unknown(spec, spec, [f"recoup:{name}" for name in _OWN])
@@ -141,7 +153,7 @@ def _from_factory(spec: str, classes: int | None) -> _Built:
     return _Built(model, IMAGENET)
 
 
-_LIBRARIES = {"recoup": _from_recoup, "torchvision": _from_torchvision, "timm": _from_timm}
+_LIBRARIES = {"recoup": _from_recoup, "torchvision": _from_torchvision, "timm": _from_timm, "hf": _from_folder}
 
 
 def _class_option(classes: int | None) -> dict[str, int]:
@@ -167,5 +179,5 @@ def _unknown(spec: str, name: str, known: Sequence[str]) -> UsageError:
     close = difflib.get_close_matches(name, known, n=5, cutoff=0.5) or sorted(known)[:5]
     return UsageError(
         f"There is no model '{spec}'. Did you mean one of {', '.join(close)}? Models are named recoup:NAME, "
-        "torchvision:NAME, timm:NAME, package.module:factory or path/file.py:factory."
+        "torchvision:NAME, timm:NAME, hf:FOLDER, package.module:factory or path/file.py:factory."
     )

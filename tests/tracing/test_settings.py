@@ -1,0 +1,144 @@
+"""What modules and configs remember besides tensors: a cache that is asked for, sizes, and numbers for all layers."""
+
+import copy
+
+import pytest
+import torch
+
+import recoup
+from recoup.errors import LockedError, UsageError, VerificationError
+from recoup.report.reading import report_from_json
+from recoup.tracing.configured import UNCOUNTED, rebuilt
+from tests.language import Model, batches, build, config
+
+HALF = recoup.Budget(width=0.5)
+
+
+def widths(model):
+    return [(block.up.out_features, block.attention.qkv.out_features // 12) for block in model.blocks]
+
+
+def test_a_cache_is_switched_off_to_look_and_the_result_has_it():
+    model = build()
+    result = recoup.prune(model, batches(), budget=HALF, method="fast")
+    assert type(result.model) is Model
+    assert model.config.use_cache
+    assert result.model.config.use_cache
+    assert len(result.model(**batches(1)[0]).cache.held) == 2
+    assert "use_cache" in str(result.report)
+    assert report_from_json(result.report.to_json()).notes == result.report.notes
+
+
+def test_a_model_without_a_cache_gets_none():
+    result = recoup.prune(build(use_cache=False), batches(), budget=HALF, method="fast")
+    assert not result.model.config.use_cache
+    assert result.report.notes == ()
+
+
+def test_step_by_step_a_cache_is_no_obstacle():
+    model, given, method = build(), batches(), recoup.Fast()
+    traced = recoup.trace(model, given[0])
+    seen = recoup.calibrate(traced, recoup.split(model, given), method)
+    recovered = recoup.recover(seen, recoup.allocate(seen, recoup.rank(seen), recoup.Goal(budget=HALF)))
+    smaller = recoup.apply(model, recovered.plan)
+    assert recoup.verify(model, recovered.plan, smaller, given[0]).difference < 1e-10
+    assert smaller.config.use_cache
+
+
+@pytest.mark.parametrize("keep_class", [False, True])
+def test_numbers_that_the_code_reads_follow(keep_class):
+    result = recoup.prune(build(), batches(), budget=HALF, method="fast", keep_class=keep_class)
+    assert type(result.model) is Model
+    assert widths(result.model) == [(12, 2), (12, 2)]
+    for block in result.model.blocks:
+        assert (block.attention.split_size, block.attention.head_dim) == (8, 4)
+
+
+def test_layers_of_their_own_widths_have_numbers_of_their_own():
+    chosen = {"blocks.0.attention.qkv": 3, "blocks.1.attention.qkv": 1}
+    model = recoup.prune(build(), batches(), widths=chosen, method="fast").model
+    assert [block.attention.split_size for block in model.blocks] == [12, 4]
+
+
+def test_a_saved_result_has_its_numbers(tmp_path):
+    model = build()
+    result = recoup.prune(model, batches(), widths={"blocks.0.attention.qkv": 3}, method="fast")
+    result.save(tmp_path / "saved")
+    loaded = recoup.load(tmp_path / "saved", model)
+    assert loaded.blocks[0].attention.split_size == 12
+    (batch,) = batches(1)
+    torch.testing.assert_close(loaded(**batch).logits, result.model(**batch).logits)
+
+
+@pytest.mark.parametrize("method", ["fast", "best", "paper"])
+def test_a_config_tells_every_width(method):
+    budget = recoup.Budget(macs=0.6)
+    result = recoup.prune(build(layers=3), batches(), budget=budget, method=method, keep_config=True)
+    assert result.report.macs_removed >= 0.4
+    assert len(set(widths(result.model))) == 1
+    ((hidden, heads),) = set(widths(result.model))
+    assert (result.model.config.intermediate_size, result.model.config.num_attention_heads) == (hidden, heads)
+    again = Model(copy.deepcopy(result.model.config)).eval()
+    again.load_state_dict(result.model.state_dict())
+    (batch,) = batches(1)
+    assert torch.equal(again(**batch).logits, result.model(**batch).logits)
+
+
+def test_the_config_of_the_original_stays():
+    model = build()
+    recoup.prune(model, batches(), budget=HALF, method="fast", keep_config=True)
+    assert vars(model.config) == vars(config())
+    assert widths(model) == [(24, 4), (24, 4)]
+
+
+def test_a_width_by_hand_is_that_of_all_layers():
+    result = recoup.prune(build(), batches(), widths={"blocks.0.up": 7}, method="fast", keep_config=True)
+    assert widths(result.model) == [(7, 4), (7, 4)]
+    assert result.model.config.intermediate_size == 7
+
+
+def test_what_no_number_counts_in_all_layers_is_locked():
+    inspected = recoup.inspect(build(), batches(1)[0], keep_config=True, exclude=["blocks.0.up"])
+    reasons = {seen.row.name: seen.row.reasons for seen in inspected.groups}
+    assert UNCOUNTED in reasons["blocks.1.up"]
+    assert reasons["blocks.1.attention.qkv"] == ()
+
+
+class Whimsical(Model):
+    """Its heads become wider as they get fewer: their number says nothing of sizes."""
+
+    def __init__(self, config):
+        super().__init__(config.__class__(**vars(config) | {"head_dim": 16 // config.num_attention_heads}))
+
+
+def test_a_number_that_changes_no_size_counts_nothing():
+    torch.manual_seed(0)
+    inspected = recoup.inspect(Whimsical(config()).eval(), batches(1)[0], keep_config=True)
+    locked = {seen.row.name: UNCOUNTED in seen.row.reasons for seen in inspected.groups}
+    assert locked["blocks.0.attention.qkv"]
+    assert not locked["blocks.0.up"]
+
+
+def test_no_layer_gets_a_bias_that_its_class_would_not_make():
+    result = recoup.prune(build(), batches(), budget=HALF, method="fast", keep_config=True)
+    assert result.model.blocks[0].down.bias is None
+    assert result.model.state_dict().keys() == build().state_dict().keys()
+
+
+def test_without_a_config_there_is_none_to_keep():
+    x = torch.randn(50, 3)
+    with pytest.raises(UsageError, match="has no config"):
+        recoup.prune(
+            torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)), [x], budget=HALF, keep_config=True
+        )
+
+
+def test_a_config_that_no_number_of_which_counts_leaves_nothing():
+    with pytest.raises(LockedError, match=UNCOUNTED):
+        recoup.prune(build(), batches(), budget=HALF, keep_config=True, only=["blocks.0.up"])
+
+
+def test_a_config_that_does_not_fit_is_refused():
+    result = recoup.prune(build(), batches(), widths={"blocks.0.up": 7}, method="fast")
+    with pytest.raises(VerificationError, match="built again from its config"):
+        rebuilt(result.model)
