@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from recoup.labels.arrays import along
@@ -23,12 +23,12 @@ def _scaled(call: RecordedCall) -> Differential | None:
     return lambda moves: moves[0] * factor
 
 
-def _refresh_features(module: _NormBase) -> None:
+def _refresh_features(module: _NormBase, _: Tensor | None) -> None:
     sized = module.weight if module.weight is not None else module.running_mean
     module.num_features = len(sized) if sized is not None else module.num_features
 
 
-def _refresh_groups(module: nn.GroupNorm) -> None:
+def _refresh_groups(module: nn.GroupNorm, _: Tensor | None) -> None:
     if module.weight is not None:
         module.num_groups = module.num_groups * len(module.weight) // module.num_channels
         module.num_channels = len(module.weight)

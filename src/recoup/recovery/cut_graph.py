@@ -17,7 +17,7 @@ from recoup.graph.purity import make_pure
 from recoup.graph.runner import Watcher, run
 from recoup.labels.layout import Layout
 from recoup.operators.names import operation_name
-from recoup.plan import GraphPlan
+from recoup.plan import GraphPlan, Slice
 from recoup.recovery.segments import Segment
 from recoup.statistics.calibrate import Calibration
 
@@ -37,29 +37,27 @@ class CutGraph:
         graph, _ = copied(plan.graph)
         make_pure(graph)
         self._twins = {node.name: node for node in graph.nodes}
-        self._kept: dict[str, list[tuple[int, Tensor]]] = {}
+        self._slices: dict[str, list[Slice]] = {}
         for piece in structure.slices(keep):
-            self._kept.setdefault(piece.tensor, []).append((piece.dim, piece.kept))
+            self._slices.setdefault(piece.tensor, []).append(piece)
         for consumer in structure.consumers:
             mask = structure.keep_indices(consumer.outputs, keep)
             for name in consumer.biases:
                 if name not in structure.shapes and not bool(mask.all()):
-                    self._kept.setdefault(name, [(0, mask.nonzero().squeeze(1))])
+                    self._slices.setdefault(name, [Slice(name, 0, mask.nonzero().squeeze(1))])
 
     def tensor(self, name: str, value: Tensor) -> Tensor:
         """What is left of a parameter or buffer."""
-        for dim, kept in self._kept.get(name, ()):
-            value = value.index_select(dim, kept.to(value.device))
+        for piece in self._slices.get(name, ()):
+            value = piece.of(value)
         return value
 
     def restored(self, name: str, value: Tensor, cut: Tensor) -> Tensor:
         """`value` with what is left of it replaced by `cut`."""
-        index = [torch.arange(size, device=value.device) for size in value.shape]
-        for dim, kept in self._kept.get(name, ()):
-            index[dim] = kept.to(value.device)
-        whole = value.clone()
-        whole[torch.meshgrid(*index, indexing="ij")] = cut.to(value.dtype)
-        return whole
+        places = self.tensor(name, torch.arange(value.numel(), device=value.device).view(value.shape))
+        whole = value.flatten().clone()
+        whole[places.flatten()] = cut.to(value.dtype).flatten()
+        return whole.view(value.shape)
 
     def value(self, name: str, value: Any) -> Any:
         """What is left of an activation."""
