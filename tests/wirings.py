@@ -72,16 +72,16 @@ class GroupedAndGroupNorm(nn.Module):
 
 
 class WithinGroups(nn.Module):
-    """Two grouped convolutions in a row with few groups, the second with more of them, and a transposed one."""
+    """Grouped convolutions of two groups in a row, one of them transposed."""
 
     def __init__(self, c: int) -> None:
         super().__init__()
         self.out, self.first, self.norm = c, nn.Conv2d(c, 16, 1), nn.BatchNorm2d(16)
-        self.two, self.four = nn.Conv2d(16, 24, 3, padding=1, groups=2), nn.Conv2d(24, 16, 1, groups=4, bias=False)
+        self.one, self.two = nn.Conv2d(16, 24, 3, padding=1, groups=2), nn.Conv2d(24, 16, 1, groups=2, bias=False)
         self.back, self.last = nn.ConvTranspose2d(16, 12, 3, padding=1, groups=2), nn.Conv2d(12, c, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.four(torch.tanh(self.two(F.relu(self.norm(self.first(x)))))))
+        x = F.relu(self.two(torch.tanh(self.one(F.relu(self.norm(self.first(x)))))))
         return self.last(F.relu(self.back(x)))
 
 

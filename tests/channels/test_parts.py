@@ -59,8 +59,12 @@ def test_inputs_and_outputs_of_few_groups_go_by_themselves_the_same_number_in_ea
     assert [int(half.sum()) for half in keep["grouped"].view(2, 12)] == [9, 9]
 
 
-def test_more_groups_than_channels_in_one_go_whole():
-    assert sizes(built(groups=8)) == {"a": (8, 8, 1)}
+@pytest.mark.parametrize(("groups", "outputs", "whole"), [(2, 16, False), (2, 14, True), (4, 28, True), (8, 24, True)])
+def test_many_groups_of_few_channels_go_whole(groups, outputs, whole):
+    """A group is large by what it reads or by what it makes, with four times as many channels as there are groups."""
+    inputs = 8 if groups == 8 else 12
+    expected = {"a": (groups, groups, 1)} if whole else {"a": (inputs, inputs, 2), "grouped": (outputs, outputs, 2)}
+    assert sizes(built(groups, inputs, outputs)) == expected
 
 
 def test_outputs_go_evenly_where_inputs_have_to_stay():
@@ -70,42 +74,39 @@ def test_outputs_go_evenly_where_inputs_have_to_stay():
     assert (smaller[0].groups, smaller[0].in_channels, smaller[0].out_channels) == (3, 3, 6)
 
 
-AGAIN = {"a": (16, 16, 2), "grouped": (24, 24, 4), "again": (24, 24, 4)}
+AGAIN = {"a": (16, 16, 2), "grouped": (64, 64, 4), "again": (64, 64, 4)}
 
 
 @pytest.mark.parametrize(
     ("between", "expected"),
     [
-        (lambda m, h: m.again(h), AGAIN),  # two parts of 12, and four of 6
-        (
-            lambda m, h: m.again(F.channel_shuffle(h, 2)),
-            AGAIN | {"grouped": (24, 24, 8)},
-        ),  # of each of 2, 3 in each of 4
-        (lambda m, h: m.again(torch.cat([h, h.tanh()], 1)[:, 12:36]), AGAIN),
+        (lambda m, h: m.again(h), AGAIN),  # two parts of 32, and four of 16
+        (lambda m, h: m.again(F.channel_shuffle(h, 2)), AGAIN | {"grouped": (64, 64, 8)}),  # of 2 parts, 8 in each of 4
+        (lambda m, h: m.again(torch.cat([h, h.tanh()], 1)[:, 32:96]), AGAIN),
         (lambda m, h: m.norms(h), {"a": (16, 16, 2), "grouped": (4, 4, 2)}),
-        (lambda m, h: h * m.factors, {"a": (16, 16, 2), "grouped": (24, 24, 2)}),
+        (lambda m, h: h * m.factors, {"a": (16, 16, 2), "grouped": (64, 64, 2)}),
     ],
 )
 def test_a_group_may_be_divided_in_several_ways(between, expected):
-    extra = {"again": nn.Conv2d(24, 24, 1, groups=4), "norms": nn.GroupNorm(4, 24)}
-    model = built(between=between, factors=nn.Parameter(torch.randn(24, 1, 1)), **extra)
+    extra = {"again": nn.Conv2d(64, 64, 1, groups=4), "norms": nn.GroupNorm(4, 64)}
+    model = built(outputs=64, between=between, factors=nn.Parameter(torch.randn(64, 1, 1)), **extra)
     assert sizes(model) == expected
     result = recoup.prune(model, [pictures()], budget=recoup.Budget(width=0.5), method="fast")
     assert result.report.proof.difference < 1e-10
-    assert all(row.after <= row.before * 2 / 3 for row in result.report.groups if row.name in expected)
+    assert all(row.after == row.before / 2 for row in result.report.groups if row.name in expected)
 
 
 def test_divisions_that_do_not_fit_each_other_leave_whole_parts():
-    """Two parts of 12 and three of 8 have no common division into equal cells; all that they hold is one channel."""
-    assert sizes(built(between=lambda m, h: m.again(h), again=nn.Conv2d(24, 24, 1, groups=3))) == {}
+    """Two parts of 36 and three of 24 have no common division into equal cells; all that they hold is one channel."""
+    assert sizes(built(outputs=72, between=lambda m, h: m.again(h), again=nn.Conv2d(72, 72, 1, groups=3))) == {}
 
 
 def test_a_weight_that_is_read_elsewhere_loses_whole_parts():
     def back(m, h):
-        return F.conv_transpose2d(h, m.grouped.weight, padding=1, groups=4)
+        return F.conv_transpose2d(h, m.grouped.weight, padding=1, groups=2)
 
-    assert sizes(built(4, 16, 16), untie=False) == {"a": (16, 16, 4), "grouped": (16, 16, 4)}
-    assert sizes(built(4, 16, 16, back), untie=False) == {"a": (4, 4, 1)}
+    assert sizes(built(2, 16, 16), untie=False) == {"a": (16, 16, 2), "grouped": (16, 16, 2)}
+    assert sizes(built(2, 16, 16, back), untie=False) == {"a": (2, 2, 1)}
 
 
 def test_a_refit_is_least_squares_within_every_part():
@@ -130,13 +131,13 @@ def test_a_refit_is_least_squares_within_every_part():
 
 
 def test_no_method_loses_anything_where_every_part_holds_its_channels_twice():
-    model, x = built(4, 32, 32), pictures(80)
+    model, x = built(2, 32, 32), pictures(80)
     with torch.no_grad():
         for layer in (model.a, model.grouped):
             for tensor in (layer.weight, layer.bias):
-                halves = tensor.unflatten(0, (4, 2, 4))
+                halves = tensor.unflatten(0, (2, 2, 8))
                 halves[:, 1] = halves[:, 0]
-    halves = model.norm.weight.data.unflatten(0, (4, 2, 4))
+    halves = model.norm.weight.data.unflatten(0, (2, 2, 8))
     halves[:, 1] = halves[:, 0]
     for method in (EXACT, recoup.Fast(ridge=1e-10), recoup.Best(ridge=1e-10)):
         smaller = recoup.prune(model, [x], budget=recoup.Budget(width=0.5), method=method).model

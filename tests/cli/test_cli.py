@@ -451,7 +451,7 @@ def test_evaluate_a_folder_that_is_no_result(tmp_path):
 
 def test_evaluate_a_result_without_source(tmp_path):
     fields = {"keep": {}, "slices": [], "added": {}, "shapes": {}, "recovery": {}, "untied": [], "idle": []}
-    plan = {"format": 3, "recoup": "0", "model": "Net", "source": None, **fields}
+    plan = {"format": 4, "recoup": "0", "model": "Net", "source": None, **fields}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     refused(run("evaluate", tmp_path, "--data", "digits"), 2, "does not say which model", "--model")
     refused(run("evaluate", tmp_path, "--data", "digits", "--weights", "w.pt"), 2, "holds its own weights")
