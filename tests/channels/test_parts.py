@@ -146,6 +146,27 @@ def test_no_method_loses_anything_where_every_part_holds_its_channels_twice():
             torch.testing.assert_close(smaller(x), model(x), rtol=1e-6, atol=1e-6)
 
 
+class Sized(Block):
+    """The same with a size in the code, which only a standalone form can change."""
+
+    def forward(self, x):
+        h = torch.tanh(self.norm(self.a(x)))
+        return self.b(torch.tanh(self.grouped(h).view(len(x), 24, 36)).unflatten(2, (6, 6)))
+
+
+@pytest.mark.parametrize("method", [EXACT, recoup.Fast()])
+def test_a_layer_without_a_bias_gets_one_in_its_class_and_in_a_standalone_form(method):
+    own = built()
+    torch.manual_seed(0)
+    sized = Sized().double().eval()
+    own.grouped.bias = sized.grouped.bias = None
+    results = [recoup.prune(m, [pictures()], widths={"a": 8, "grouped": 24}, method=method) for m in (own, sized)]
+    assert [type(result.model) is Block for result in results] == [True, False]
+    assert "grouped.bias" in results[0].plan.weights
+    with torch.no_grad():
+        torch.testing.assert_close(*(result.model(pictures(5)) for result in results))
+
+
 def test_masks_and_widths_that_differ_between_parts_are_refused():
     model, x = built(), pictures()
     calibration = recoup.calibrate(recoup.trace(model, x), recoup.split(model, [x], held_out=False), EXACT)
