@@ -17,10 +17,6 @@ from recoup.channels.rectangles import Resolution, make_rectangular, resolution
 from recoup.labels.arrays import components
 from recoup.labels.constraints import Constraints, Grouped
 
-# Where a group has so many times as many channels as there are groups, less is lost within groups than by whole ones:
-# so in ResNeXt-like networks trained on digits with 2 and 4 groups of 16 and 32; not with 4 of 8, 8 of 8 and 8 of 16.
-LARGE = 4
-
 
 def settled(constraints: Constraints, shared: frozenset[str]) -> Resolution:
     """The final channels: rectangles, and parts that go whole or evenly; whole where a weight is `shared`."""
@@ -110,12 +106,12 @@ def _going_whole(constraints: Constraints, state: Resolution) -> list[Grouped]:
 
 
 def _goes_whole(grouped: Grouped, state: Resolution) -> bool:
-    """Whether whole parts are to go: a part has fewer than `LARGE` times as many channels as there are parts."""
+    """Whether whole parts are to go, which are the finer steps: there are more of them than channels in one."""
     inputs, outputs = state.open(grouped.inputs), state.open(grouped.outputs)
     if not (_is_even(inputs) and _is_even(outputs)):
         return True
     size, is_free = max(_different(inputs), _different(outputs)), (torch.cat([inputs, outputs], dim=1) >= 0).all(dim=1)
-    return size < 2 or (bool(is_free.any()) and size < LARGE * len(inputs))
+    return size < 2 or (bool(is_free.any()) and size < len(inputs))
 
 
 def _different(channels: Tensor) -> int:
