@@ -71,6 +71,20 @@ class GroupedAndGroupNorm(nn.Module):
         return self.last(F.relu(self.grouped(F.relu(self.norm(self.first(x))))))
 
 
+class WithinGroups(nn.Module):
+    """Grouped convolutions of two groups in a row, one of them transposed."""
+
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.out, self.first, self.norm = c, nn.Conv2d(c, 16, 1), nn.BatchNorm2d(16)
+        self.one, self.two = nn.Conv2d(16, 24, 3, padding=1, groups=2), nn.Conv2d(24, 16, 1, groups=2, bias=False)
+        self.back, self.last = nn.ConvTranspose2d(16, 12, 3, padding=1, groups=2), nn.Conv2d(12, c, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.two(torch.tanh(self.one(F.relu(self.norm(self.first(x)))))))
+        return self.last(F.relu(self.back(x)))
+
+
 class SpatialGate(nn.Module):
     def __init__(self, c: int) -> None:
         super().__init__()
@@ -155,8 +169,8 @@ class Gated(nn.Module):
 
 
 PIECES = (
-    ChannelShuffle, PixelShuffle, ZeroPad, WithItself, Reused, GroupedAndGroupNorm, SpatialGate, Functional,
-    UnequalSplit, Transposed, GroupedQuery, SqueezeExcite, Gated,
+    ChannelShuffle, PixelShuffle, ZeroPad, WithItself, Reused, GroupedAndGroupNorm, WithinGroups, SpatialGate,
+    Functional, UnequalSplit, Transposed, GroupedQuery, SqueezeExcite, Gated,
 )  # fmt: skip
 
 

@@ -16,12 +16,37 @@ from torch.utils._pytree import TreeSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:
-    """Keep the indices `kept` (long) along `dim` of a parameter or buffer, `factor` times what they were."""
+    """Keep the indices `kept` (long) along `dim` of a parameter or buffer, `factor` times what they were.
+
+    They are the same everywhere (n,), or those of each of the equal runs of dim 0 (runs, n): the weight of a grouped
+    convolution has a run of rows for each part.
+    """
 
     tensor: str
     dim: int
     kept: Tensor
     factor: float = 1.0
+
+    @property
+    def count(self) -> int:
+        """How many indices are left along `dim`."""
+        return self.kept.shape[-1]
+
+    def of(self, value: Tensor) -> Tensor:
+        """What is left of a tensor, which may have been cut along other dims."""
+        left = self.places(value)
+        return left if self.factor == 1.0 else left * self.factor
+
+    def places(self, value: Tensor) -> Tensor:
+        """The same without the factor."""
+        kept = self.kept.to(value.device)
+        if kept.dim() == 1:
+            return value.index_select(self.dim, kept)
+        runs: Tensor = value.unflatten(0, (len(kept), -1))
+        shape = [len(kept), *[1] * value.dim()]
+        shape[self.dim + 1] = self.count
+        size = [self.count if dim == self.dim + 1 else n for dim, n in enumerate(runs.shape)]
+        return runs.gather(self.dim + 1, kept.view(shape).expand(size)).flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,16 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from recoup.channels.groups import Group, Structure, named_tensors
+from recoup.channels.parts import gathered, spread
 from recoup.graph.folding import FOLDED
 from recoup.tracing.trace import Traced
 
 
 def kinds(structure: Structure) -> list[tuple[int, ...]]:
-    """For every channel, the places it is found in: a copy of another channel must be found in the same ones."""
+    """For every channel, its part and the places it is found in: a copy of another must be found in the same ones."""
     found: list[list[int]] = [[] for _ in range(structure.width)]
     for number, site in enumerate(structure.sites):
         for channel in site.channel_of[site.channel_of >= 0].tolist():
             found[channel].append(number)
+    for group in structure.groups:
+        for place, part in enumerate([] if group.parts is None else group.parts.tolist()):
+            found[group.start + place].insert(0, part)
     return [tuple(places) for places in found]
 
 
@@ -34,7 +38,7 @@ def with_twins(structure: Structure, keep: Tensor) -> tuple[Tensor, Tensor]:
                 twin[channel] = others[channel % len(others)]
             elif not keep[channel]:
                 keep[channel] = True
-    return keep, twin
+    return structure.refill(keep, torch.arange(structure.width)), twin
 
 
 def make_copies(model: nn.Module, structure: Structure, twin: Tensor) -> None:
@@ -54,7 +58,7 @@ def pairings(structure: Structure) -> Iterator[tuple[Tensor, Tensor]]:
         for group in structure.prunable:
             for a, b in _pairs(group, kind, apart=apart):
                 keep[b], twin[b] = False, a
-        yield keep, twin
+        yield structure.refill(keep, torch.arange(structure.width)), twin
 
 
 def copy_computed(model: nn.Module, structure: Structure, twin: Tensor) -> None:
@@ -71,13 +75,14 @@ def merged(traced: Traced, twin: Tensor) -> nn.Module:
     host = copy.deepcopy(traced.host)
     tensors = named_tensors(host)
     for consumer in (c for c in traced.structure.consumers if c.weight in tensors):  # others the class computes
-        weight = tensors[consumer.weight].data
+        weight = consumer.spread(tensors[consumer.weight].data).clone()
         for channel in consumer.inputs.unique().tolist():
             if channel >= 0 and int(twin[channel]) != channel:
                 here, there = _places(consumer.inputs, channel, twin)
                 moved = weight.index_select(consumer.input_dim, here)
                 weight.index_add_(consumer.input_dim, there, moved)
                 weight.index_fill_(consumer.input_dim, here, 0.0)
+        tensors[consumer.weight].data.copy_(consumer.gathered(weight))
     return host
 
 
@@ -115,11 +120,14 @@ def _pairs(group: Group, kind: list[Any], *, apart: bool) -> Iterator[tuple[int,
 
 
 def _copy(data: Tensor, dim: int, channel_of: Tensor, twin: Tensor) -> None:
+    runs = len(channel_of) if channel_of.dim() == 2 else 1
+    whole = spread(data, runs).clone()
     for channel in channel_of.unique().tolist():
         if channel >= 0 and int(twin[channel]) != channel:
-            here, there = _places(channel_of, channel, twin)
+            here, there = _places(channel_of.flatten(), channel, twin)
             if len(here) == len(there):
-                data.index_copy_(dim, here, data.index_select(dim, there))
+                whole.index_copy_(dim, here, whole.index_select(dim, there))
+    data.copy_(gathered(whole, runs))
 
 
 def _places(channel_of: Tensor, channel: int, twin: Tensor) -> tuple[Tensor, Tensor]:

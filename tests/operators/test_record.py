@@ -277,7 +277,8 @@ def test_an_entry_says_which_tensors_follow_and_what_a_module_remembers(table):
     model = network(lambda m, h: m.weigh(h), weigh=Weigh(8))
     assert groups_of(model)["a"].reasons[0].startswith("recoup_tests::weigh in weigh is not understood")
 
-    def refresh(module):
+    def refresh(module, rows):
+        assert len(rows) == len(module.weight)
         module.channels = len(module.weight)
 
     @operator("recoup_tests::weigh", weights=(1,), modules={Weigh: refresh})

@@ -92,6 +92,12 @@ class Accumulator:
         return Moments(self._rows, total, squares, self._mean.clone(), self._scatter.clone())
 
 
+def apart(matrix: Tensor, size: int) -> Tensor:
+    """A matrix (d, d) with zeros where the row and the column are not in the same run of `size`."""
+    run = torch.arange(len(matrix), device=matrix.device) // size
+    return torch.where(run[:, None] == run, matrix, 0.0)
+
+
 def product_dtype(rows: Tensor) -> torch.dtype:
     """The precision to multiply rows in.
 

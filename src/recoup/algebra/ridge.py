@@ -59,18 +59,23 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joint:
-    """Moments of inputs and targets together; `centred` is false for a layer that has no bias to hold a mean."""
+    """Moments of inputs and targets together; `centred` is false for a layer that has no bias to hold a mean.
+
+    Where `parts` (d + N,) numbers them, targets are made of the inputs of their own part alone.
+    """
 
     moments: Moments
     inputs: int
     centred: bool = True
+    parts: Tensor | None = None
 
     @property
     def second(self) -> Tensor:
         """What the fit minimises over (d + N, d + N): the covariance, or without a bias the second moments."""
-        if self.centred:
-            return self.moments.covariance
-        return self.moments.covariance + torch.outer(self.moments.mean, self.moments.mean)
+        found = self.moments.covariance
+        if not self.centred:
+            found = found + torch.outer(self.moments.mean, self.moments.mean)
+        return found if self.parts is None else torch.where(self.parts[:, None] == self.parts, found, 0.0)
 
     @property
     def means(self) -> tuple[Tensor, Tensor]:

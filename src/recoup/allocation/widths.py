@@ -66,7 +66,7 @@ class Widths:
     def cut(self, group: Group, count: int, start: Tensor) -> Tensor:
         """`start` with `group` cut to the best `count` channels, or a few more where a layer needs them."""
         keep, order = start.clone(), self.order(group)
-        count = min(max(count, self.least(group)), self.most(group))
+        count = group.rounded(min(max(count, self.least(group)), self.most(group)))
         keep[group.channels] = False
         keep[order[:count]] = True
         keep = self.structure.refill(keep, order)
@@ -76,7 +76,7 @@ class Widths:
         """The fewest channels that the group may be cut to."""
         if self._is_spared(group):
             return group.width
-        return max(self.limits.least(group.name, group.width), group.width - group.free)
+        return group.rounded(max(self.limits.least(group.name, group.width), group.width - group.free))
 
     def most(self, group: Group) -> int:
         """The most channels that it keeps."""
@@ -86,7 +86,7 @@ class Widths:
         if self.left_out and self.constants is not None:
             most -= self.constants.vouched(group)
         choosable = self.rankings[group.name].most
-        return max(self.least(group), most if choosable is None else min(most, choosable))
+        return group.rounded(max(self.least(group), most if choosable is None else min(most, choosable)))
 
     def doubtful(self, group: Group) -> int:
         """How many of the group's channels were constant on too few samples to say that they are."""
@@ -95,7 +95,9 @@ class Widths:
     def order(self, group: Group) -> Tensor:
         """The group's channels, by their numbers among all channels, the best first."""
         order = self.rankings[group.name].order.cpu() + group.start
-        return order if self.constants is None else order[self.constants.mask[order].long().argsort(stable=True)]
+        if self.constants is not None:
+            order = order[self.constants.mask[order].long().argsort(stable=True)]
+        return group.in_turn(order - group.start) + group.start
 
     @property
     def rest(self) -> str:
@@ -123,6 +125,7 @@ class Widths:
             return False
         lost = order[~keep[order] & torch.isin(order, channel_of)]
         keep[lost[:1]] = True
+        keep[:] = self.structure.refill(keep, order)
         return len(lost) > 0
 
     def _outputs(self, group: Group) -> list[Tensor]:

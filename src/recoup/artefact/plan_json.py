@@ -43,7 +43,7 @@ PLAN_SCHEMA = record(
     model=text(),
     source=optional(text()),
     keep=mapping(text(), record(width=integer(0, _WIDTH), kept=ascending)),
-    slices=listing(record(tensor=text(), dim=integer(0, _DIMS - 1), kept=ascending)),
+    slices=listing(record(tensor=text(), dim=integer(0, _DIMS - 1), runs=integer(1, _WIDTH), kept=ascending)),
     added=mapping(text(), _SHAPE),
     shapes=mapping(text(), _SHAPE),
     recovery=mapping(
@@ -70,7 +70,7 @@ def plan_to_json(model: nn.Module, plan: Plan, source: str | None) -> dict[str, 
         "model": type(model).__name__,
         "source": source,
         "keep": {n: {"width": len(m), "kept": m.nonzero().squeeze(1).tolist()} for n, m in plan.keep.items()},
-        "slices": [{"tensor": s.tensor, "dim": s.dim, "kept": s.kept.tolist()} for s in plan.slices],
+        "slices": [_slice_to_json(piece, plan) for piece in plan.slices],
         "added": {name: list(value.shape) for name, value in plan.weights.items() if name not in plan.shapes},
         "shapes": {name: list(shape) for name, shape in plan.shapes.items()},
         "recovery": {name: _recovery_to_json(recovery) for name, recovery in plan.recovery.items()},
@@ -152,12 +152,33 @@ def _slices(entries: list[dict[str, Any]], shapes: Mapping[str, tuple[int, ...]]
         where, name, dim, kept = f"slices[{place}]", entry["tensor"], entry["dim"], entry["kept"]
         if name not in shapes or dim >= len(shapes[name]):
             raise MisfitError(where, "about a dim of a tensor in shapes or added", f"{name}, dim {dim}")
-        if not kept or kept[-1] >= shapes[name][dim]:
-            raise MisfitError(f"{where}.kept", f"places from 0 to {shapes[name][dim] - 1}", kept[-1:])
+        most = shapes[name][dim] * entry["runs"] - 1
+        if not kept or kept[-1] > most:
+            raise MisfitError(f"{where}.kept", f"places from 0 to {most}", kept[-1:])
         if (name, dim) in seen:
             raise MisfitError(where, "the only one for its tensor and dim", f"{name}, dim {dim}")
         seen.add((name, dim))
-    return tuple(Slice(e["tensor"], e["dim"], torch.tensor(e["kept"], dtype=torch.long)) for e in entries)
+    return tuple(_slice(entry, shapes[entry["tensor"]], f"slices[{n}]") for n, entry in enumerate(entries))
+
+
+def _slice_to_json(piece: Slice, plan: Plan) -> dict[str, Any]:
+    """Of several runs, the places are counted through: those of the second follow on the first."""
+    runs, kept = 1, piece.kept
+    if kept.dim() == 2:
+        runs = len(kept)
+        kept = (kept + plan.shapes[piece.tensor][piece.dim] * torch.arange(runs)[:, None]).flatten()
+    return {"tensor": piece.tensor, "dim": piece.dim, "runs": runs, "kept": kept.tolist()}
+
+
+def _slice(entry: Mapping[str, Any], shape: tuple[int, ...], where: str) -> Slice:
+    kept, dim, runs = torch.tensor(entry["kept"], dtype=torch.long), entry["dim"], entry["runs"]
+    if runs > 1:
+        if dim == 0 or shape[0] % runs or len(kept) % runs:
+            raise MisfitError(f"{where}.runs", f"equal parts of the {shape[0]} rows and of what is kept", runs)
+        kept = kept.view(runs, -1) - shape[dim] * torch.arange(runs)[:, None]
+        if bool((kept < 0).any() | (kept >= shape[dim]).any()):
+            raise MisfitError(f"{where}.kept", "the same number of places in every run", entry["kept"][:8])
+    return Slice(entry["tensor"], dim, kept)
 
 
 def _mask(width: int, kept: list[int], where: str) -> Tensor:

@@ -21,9 +21,8 @@ def residual_blocks(structure: Structure, captured: Captured) -> tuple[tuple[str
     behind = ancestors(captured.graph)
     bit = {node.name: 1 << number for number, node in enumerate(captured.graph.nodes)}
     group_of = {producer: group.name for group in structure.groups for producer in group.producers}
-    made_by = {
-        p.node: group_of.get(p.weight.removesuffix(".weight")) for p in structure.products if p.input_dim is not None
-    }
+    layers = {p.node: p.weight.removesuffix(".weight") for p in structure.products}
+    made_by = {node: group_of[layer] for node, layer in layers.items() if layer in group_of}
     additions = _additions(captured.graph)
     ends = {operand for operands in additions for operand in operands}
     streams = {made_by[node.name] for end in ends for node in makers(end, lambda node: node.name in made_by)}
@@ -31,7 +30,7 @@ def residual_blocks(structure: Structure, captured: Captured) -> tuple[tuple[str
     for number, (left, right) in enumerate(additions):
         inside = behind[left] ^ behind[right]
         for node, name in made_by.items():
-            if name is not None and name not in streams and bit[node] & inside:
+            if name not in streams and bit[node] & inside:
                 taken.setdefault(name, number)
     blocks: dict[int, list[str]] = {}
     for group in structure.groups:

@@ -44,7 +44,8 @@ def cost(structure: Structure, model: nn.Module, keep: Tensor | None = None) -> 
 def macs_by_call(structure: Structure, keep: Tensor) -> dict[str, int]:
     """Multiply-accumulates of every call of a layer, by the name of its node in the graph."""
     widths = {
-        (site.tensor, site.dim): int(structure.keep_indices(site.channel_of, keep).sum()) for site in structure.sites
+        (site.tensor, site.dim): int(structure.keep_indices(site.channel_of, keep).sum()) // site.runs
+        for site in structure.sites
     }
 
     def width(tensor: str, dim: int) -> int:
@@ -71,5 +72,5 @@ def _parameters(structure: Structure, model: nn.Module, keep: Tensor) -> int:
     sizes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     for piece in structure.slices(keep):
         if piece.tensor in sizes:
-            sizes[piece.tensor][piece.dim] = len(piece.kept)
+            sizes[piece.tensor][piece.dim] = piece.count
     return sum(math.prod(size) for size in sizes.values())

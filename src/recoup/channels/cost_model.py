@@ -152,11 +152,13 @@ class _Sides:
         return Term(whole / math.prod(map(len, dims)), tuple(map(self._side, dims)))
 
     def _side(self, channel_of: Tensor) -> Side:
+        runs = len(channel_of) if channel_of.dim() == 2 else 1
         counts = torch.bincount(channel_of[channel_of >= 0], minlength=self._structure.width).double()
         kept = {}
         for group in self._groups:
             if bool(counts[group.channels].any()):
-                along = counts[self._orders[group.name]].cumsum(0)
-                kept[group.name] = torch.cat([along.new_zeros(1), along])
-        inside = sum(int(curve[-1]) for curve in kept.values())
-        return Side(len(channel_of) - inside, kept)
+                along = counts[self._orders[group.name]].cumsum(0) / runs
+                curve = torch.cat([along.new_zeros(1), along])
+                kept[group.name] = curve[[group.rounded(count) for count in range(group.width + 1)]]
+        inside = sum(float(curve[-1]) for curve in kept.values())
+        return Side(channel_of.numel() // runs - round(inside), kept)

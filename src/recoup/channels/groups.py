@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from recoup.channels.bias_places import places_of_biases, shared_biases
 from recoup.channels.norm_paths import hold_norms
 from recoup.channels.numbers import Number, settings_after
+from recoup.channels.parts import cells_of, evened, gathered, groups_of, in_turn, settled, spread
 from recoup.channels.propagate import Propagated
-from recoup.channels.rectangles import Resolution, make_rectangular, resolution
+from recoup.channels.rectangles import Resolution, resolution
 from recoup.channels.ties import why_alone, why_single
 from recoup.graph.capture import Captured
 from recoup.graph.usage import read_in_other_roles
-from recoup.labels.arrays import components, compress, core, varying_dims
+from recoup.labels.arrays import compress, core, varying_dims
 from recoup.labels.constraints import RETURNED, Constraints, Elementwise, Norm, OtherProduct, Product
 from recoup.plan import Slice
 
@@ -31,7 +32,8 @@ class Group:
     """Channels start..start+width-1: made by `producers`, read by `consumers` (layer names).
 
     `locked` (width,) marks channels that have to stay; `reasons` says why, by operation and module. `returned` is true
-    when the model returns some of them.
+    when the model returns some of them. Where a grouped convolution reads or makes them, `parts` (width,) says in which
+    part each lies, -1 for those that stay: every part keeps as many.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Group:
     locked: Tensor
     reasons: tuple[str, ...]
     returned: bool
+    parts: Tensor | None = None
 
     @property
     def channels(self) -> slice:
@@ -53,14 +56,52 @@ class Group:
         """How many of its channels may go."""
         return self.width - int(self.locked.sum())
 
+    @property
+    def step(self) -> int:
+        """How many channels go together, one of each part."""
+        return 1 if self.parts is None else max(1, int(self.parts.max()) + 1)
+
+    def rounded(self, count: int) -> int:
+        """So many channels, or the next larger number that it can keep."""
+        staying = self.width - self.free
+        return min(self.width, staying + -(-max(0, count - staying) // self.step) * self.step)
+
+    def kept_by_part(self, keep: Tensor) -> list[int]:
+        """How many channels a mask (width,) keeps of each part; empty where there are none."""
+        if self.parts is None:
+            return []
+        return torch.bincount(self.parts[keep & (self.parts >= 0)], minlength=self.step).tolist()
+
+    def free_in_turn(self, order: Tensor | None = None) -> Tensor:
+        """Its free channels from 0, in order or in an `order` of them: one of every part before the second of any."""
+        free = (~self.locked).nonzero().squeeze(1)
+        return self.in_turn(free if order is None else free[order])
+
+    def in_turn(self, order: Tensor) -> Tensor:
+        """Its channels from 0 in that order, but one of every part before the second of any."""
+        return order if self.parts is None else in_turn(order, self.parts)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """Index i along `dim` of a parameter or buffer belongs to channel `channel_of[i]`; -1 stays in any case."""
+    """Index i along `dim` of a parameter or buffer belongs to channel `channel_of[i]`; -1 stays in any case.
+
+    Where the equal runs of dim 0 differ, as in a grouped convolution's weight, it is `channel_of[run, i]`.
+    """
 
     tensor: str
     dim: int
     channel_of: Tensor
+
+    @property
+    def runs(self) -> int:
+        """Into how many runs dim 0 falls."""
+        return len(self.channel_of) if self.channel_of.dim() == 2 else 1
+
+    def slice_of(self, mask: Tensor) -> Slice:
+        """What a mask of the shape of `channel_of` leaves."""
+        kept = mask.nonzero()[:, -1]
+        return Slice(self.tensor, self.dim, kept if self.channel_of.dim() == 1 else kept.view(self.runs, -1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +109,8 @@ class Consumer:
     """A layer that reads channels and can be refitted. `inputs` and `outputs` say which channel each index is.
 
     Layers that share a weight are one consumer with several `biases`; a layer without a place for one has none.
-    `input_dim` is the dim of the weight that `inputs` lie along, 0 or 1; `outputs` lie along the other.
+    `input_dim` is the dim of the weight that `inputs` lie along, 0 or 1; `outputs` lie along the other. A grouped
+    convolution counts as a dense layer whose weight is zero between different `parts`.
     """
 
     name: str
@@ -79,6 +121,15 @@ class Consumer:
     inputs: Tensor
     outputs: Tensor
     node: str
+    parts: int = 1
+
+    def spread(self, weight: Tensor) -> Tensor:
+        """A weight of the layer as that of a dense one."""
+        return spread(weight, self.parts)
+
+    def gathered(self, dense: Tensor) -> Tensor:
+        """The inverse of `spread`."""
+        return gathered(dense, self.parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,13 +199,13 @@ class Structure:
     def slices(self, keep: Tensor) -> tuple[Slice, ...]:
         """What `keep` leaves of every parameter and buffer it touches."""
         cut = ((site, self.keep_indices(site.channel_of, keep)) for site in self.sites)
-        found = ((site, mask.nonzero().squeeze(1)) for site, mask in cut if not bool(mask.all()))
-        return tuple(Slice(s.tensor, s.dim, kept, self._factor(s, len(kept))) for s, kept in found)
+        found = (site.slice_of(mask) for site, mask in cut if not bool(mask.all()))
+        return tuple(replace(piece, factor=self._factor(piece)) for piece in found)
 
-    def _factor(self, site: Site, kept: int) -> float:
+    def _factor(self, piece: Slice) -> float:
         """What makes up for a normalisation over fewer channels, where a tensor is the gain of one."""
-        is_gain = any(norm.gain == site.tensor for norm in self.norms)
-        return math.sqrt(len(site.channel_of) / kept) if is_gain else 1.0
+        is_gain = any(norm.gain == piece.tensor for norm in self.norms)
+        return math.sqrt(self.shapes[piece.tensor][piece.dim] / piece.count) if is_gain else 1.0
 
     @cached_property
     def _never_empty(self) -> list[tuple[int, int, Tensor]]:
@@ -167,7 +218,8 @@ class Structure:
     def refill(self, keep: Tensor, order: Tensor) -> Tensor:
         """`keep` with the first channel in `order` put back wherever a layer or a value would be left without any.
 
-        A part of what a layer makes, as a split gives it, may be a value that no parameter belongs to.
+        Where every part of a group has to keep as many, so are the first of the parts that keep fewer. A piece of what
+        a layer makes, as a split gives it, may be a value that no parameter belongs to.
         """
         filled = keep.clone()
         low, high = (int(order.min()), int(order.max())) if len(order) else (0, -1)
@@ -176,6 +228,10 @@ class Structure:
                 continue
             if not bool(filled[channels].any()):
                 filled[order[torch.isin(order, channels)][:1]] = True
+        for group in self.groups:
+            if group.parts is not None and low < group.start + group.width and high >= group.start:
+                local = order[(order >= group.start) & (order < group.start + group.width)] - group.start
+                filled[group.channels] = evened(filled[group.channels], local, group.parts)
         return filled
 
     def settings(self, keep: Tensor) -> dict[str, int]:
@@ -206,7 +262,7 @@ def resolve(propagated: Propagated, model: nn.Module, captured: Captured) -> tup
     _lock_double_uses(constraints)
     shared = read_in_other_roles(captured) | shared_biases(constraints.products, captured)
     _lock_shared_weights(constraints, shared)
-    _lock_lone_channels(propagated, make_rectangular(constraints), captured)
+    _lock_lone_channels(propagated, settled(constraints, shared), captured)
     state = resolution(constraints)
     numbering, groups = _number_channels(constraints, state)
     sites = (*_sites(constraints, numbering), *_sites_of_elements(constraints, numbering))
@@ -303,7 +359,7 @@ def _number_channels(constraints: Constraints, state: Resolution) -> tuple[Tenso
     numbering = torch.full((constraints.count,), -1)
     groups: list[Group] = []
     start = 0
-    group_of = _groups_of(constraints, state)
+    group_of, cell = groups_of(constraints, state), cells_of(constraints, state)
     makers: dict[int, list[str]] = {}
     for block in constraints.blocks:
         if block.count:
@@ -314,17 +370,10 @@ def _number_channels(constraints: Constraints, state: Resolution) -> tuple[Tenso
         members = order[low:high]
         channels, position = state.root[members].unique(return_inverse=True)
         numbering[members] = start + position
-        groups.append(_group(constraints, state, tuple(makers[root]), start, members))
+        group = _group(constraints, state, tuple(makers[root]), start, members)
+        groups.append(_with_parts(group, cell[channels]))
         start += len(channels)
     return numbering, tuple(groups)
-
-
-def _groups_of(constraints: Constraints, state: Resolution) -> Tensor:
-    """For every label the first label of its group: all that one layer makes is in one group."""
-    stars = [torch.arange(block.start, block.start + block.count) for block in constraints.blocks if block.count]
-    within = [torch.stack([torch.full_like(star, int(star[0])), star]) for star in stars]
-    every = torch.stack([torch.arange(constraints.count), state.root])
-    return components(constraints.count, torch.cat([every, *within], dim=1))
 
 
 def _group(
@@ -338,6 +387,18 @@ def _group(
     return Group(producers[0], start, len(channels), producers, (), locked, shown, returned)
 
 
+def _with_parts(group: Group, cell: Tensor) -> Group:
+    """The group with the part of each of its channels; all of it stays where parts have lost some to a lock."""
+    is_divided = (cell >= 0) & ~group.locked
+    if not bool(is_divided.any()):
+        return group
+    parts = torch.full_like(cell, -1)
+    parts[is_divided] = cell[is_divided].unique(return_inverse=True)[1]
+    if bool((is_divided | group.locked).all()) and len(torch.bincount(parts[is_divided]).unique()) == 1:
+        return replace(group, parts=parts)
+    return replace(group, locked=torch.ones_like(group.locked))
+
+
 def _values(propagated: Propagated, numbering: Tensor) -> tuple[Tensor, ...]:
     """The channels of every value that would be empty without them."""
     found = (numbers(core(labels)[0], numbering).unique() for _, labels in _labels(propagated))
@@ -345,7 +406,9 @@ def _values(propagated: Propagated, numbering: Tensor) -> tuple[Tensor, ...]:
 
 
 def _sites(constraints: Constraints, numbering: Tensor) -> list[Site]:
-    return [Site(name, dim, numbers(labels, numbering)) for (name, dim), labels in constraints.sites.items()]
+    found = [Site(name, dim, numbers(labels, numbering)) for (name, dim), labels in constraints.sites.items()]
+    divided = [(g.weight, g.outputs if g.transposed else g.inputs) for g in constraints.grouped]
+    return found + [Site(weight, 1, numbers(labels, numbering)) for weight, labels in divided]
 
 
 def _sites_of_elements(constraints: Constraints, numbering: Tensor) -> list[Site]:
@@ -376,8 +439,9 @@ def _consumers(
 ) -> tuple[Consumer, ...]:
     """One consumer per weight: a layer that is called twice, or shares its weight, is refitted once."""
     calls: dict[str, list[Product]] = {}
+    divided = {grouped.weight for grouped in constraints.grouped}
     for product in constraints.products:
-        if product.input_dim is not None:
+        if product.input_dim is not None or product.weight in divided:
             calls.setdefault(product.weight, []).append(product)
     places = places_of_biases(constraints.products, model, named_tensors(model), shared)
     found = (_consumer(weight, products, constraints, numbering, places) for weight, products in calls.items())
@@ -388,12 +452,13 @@ def _consumer(
     weight: str, products: list[Product], constraints: Constraints, numbering: Tensor, places: Mapping[str, str | None]
 ) -> Consumer:
     first = products[0]
-    assert first.input_dim is not None
-    inputs = numbers(constraints.sites[weight, first.input_dim], numbering)
-    outputs = numbers(constraints.sites[weight, first.output_dim], numbering)
+    grouped = next((grouped for grouped in constraints.grouped if grouped.weight == weight), None)
+    sites, parts, input_dim = constraints.sites, 1 if grouped is None else len(grouped.inputs), 1 - first.output_dim
+    inputs = numbers(sites[weight, input_dim] if grouped is None else grouped.inputs.flatten(), numbering)
+    outputs = numbers(sites[weight, first.output_dim] if grouped is None else grouped.outputs.flatten(), numbering)
     found = dict.fromkeys(places[product.node] for product in products)
     biases = () if None in found else tuple(place for place in found if place is not None)
-    return Consumer(_layer(weight), weight, biases, first.kernel, first.input_dim, inputs, outputs, first.node)
+    return Consumer(_layer(weight), weight, biases, first.kernel, input_dim, inputs, outputs, first.node, parts)
 
 
 def _with_consumers(group: Group, consumers: tuple[Consumer, ...]) -> Group:

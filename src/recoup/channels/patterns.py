@@ -76,7 +76,13 @@ def _matches(pattern: str, name: str) -> bool:
 
 def _require_possible(group: Group, width: int) -> None:
     staying = group.width - group.free
-    if width == group.width or (staying <= width < group.width and group.free):
+    is_between = width == group.width or (staying <= width < group.width and group.free > 0)
+    if is_between and group.rounded(width) == width:
         return
+    if is_between:
+        raise UsageError(
+            f"{group.name} cannot have {width} channels: a grouped convolution takes them from its {group.step} parts "
+            f"in turn; {group.rounded(width)} would do."
+        )
     locked = f", of which {staying} are locked: {'; '.join(group.reasons)}" if staying else ""
     raise UsageError(f"{group.name} cannot have {width} channels: it has {group.width}{locked}.")

@@ -1,4 +1,4 @@
-"""A bias for every dense layer: one of zeros, to be fitted, where the model has none."""
+"""A bias for every layer that may be refitted: one of zeros where the model has none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recoup.operators.record import operator_of
 
 
 def with_biases(captured: Captured) -> tuple[Captured, frozenset[str]]:
-    """`captured` with a bias of zeros wherever a dense layer has none, and the names of these."""
+    """`captured` with a bias of zeros wherever a layer has none, but for depthwise ones, and the names of these."""
     graph, _ = copied(captured.graph)
     tensors, values = dict(captured.tensors), dict(captured.values)
     places: dict[str, fx.Node] = {}
@@ -32,10 +32,14 @@ def _lacks_bias(node: fx.Node, captured: Captured) -> bool:
     layer = operator_of(node.target).layer if node.op == "call_function" else None
     if layer is None or not layer.adds_bias:
         return False
-    bias, groups = layer.argument(node, "bias"), layer.argument(node, "groups", 1)
     weight = node.args[1]
-    is_stored = isinstance(weight, fx.Node) and weight.name in captured.tensors
-    return bias is None and bool(groups == 1) and is_stored
+    if (
+        layer.argument(node, "bias") is not None
+        or not isinstance(weight, fx.Node)
+        or weight.name not in captured.tensors
+    ):
+        return False
+    return bool(layer.argument(node, "groups", 1) == 1) or captured.values[weight.name].shape[1] > 1
 
 
 def _new_bias(graph: fx.Graph, captured: Captured, weight: str) -> fx.Node:
@@ -44,7 +48,8 @@ def _new_bias(graph: fx.Graph, captured: Captured, weight: str) -> fx.Node:
         place = graph.placeholder(f"new_bias_of_{weight}")
     user = next(iter(node for node in graph.nodes if node.op == "call_function" and _reads(node, weight)))
     layer = operator_of(user.target).layer
-    size = value.shape[1 if layer is not None and layer.transposed else 0]
+    assert layer is not None
+    size = value.shape[1] * layer.argument(user, "groups", 1) if layer.transposed else value.shape[0]
     bias = torch.zeros(size, dtype=value.dtype, device=value.device)
     place.meta["val"] = torch.nn.Parameter(bias, requires_grad=value.requires_grad)
     return place

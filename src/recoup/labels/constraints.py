@@ -82,6 +82,23 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Grouped:
+    """A grouped convolution: its weight, and the labels of the inputs (g, n) and outputs (g, m) of each of its parts.
+
+    The rows of the weight are its outputs, those of a `transposed` one its inputs.
+
+    Whole parts may go, inputs with outputs, or the same number of channels in every part. Which it is stays open until
+    all uses are known; `reason` is for channels that stay because whole parts go.
+    """
+
+    weight: str
+    transposed: bool
+    inputs: Tensor
+    outputs: Tensor
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Elementwise:
     """A batch norm or activation: it costs `flops[i]` operations for `channels[i]`, and `fixed` ones in any case."""
 
@@ -153,6 +170,7 @@ class Constraints:
     sites: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     elements: dict[str, Tensor] = field(default_factory=dict)
     products: list[Product] = field(default_factory=list)
+    grouped: list[Grouped] = field(default_factory=list)
     meetings: list[Meeting] = field(default_factory=list)
     boxes: list[Box] = field(default_factory=list)
     norms: list[Norm] = field(default_factory=list)
@@ -249,6 +267,17 @@ class Constraints:
             known = self.fresh(count)
             self.site(weight, dim, known)
         return known
+
+    def outputs_in_parts(self, weight: str, inputs: Tensor, count: int, reason: str, *, transposed: bool) -> Tensor:
+        """Labels of the `count` outputs of a grouped convolution that reads `inputs` (g, n); the same at every call."""
+        for known in self.grouped:
+            if (known.weight, known.transposed, known.inputs.shape) == (weight, transposed, inputs.shape):
+                self.couple(known.inputs, inputs, f"{weight} is used in several places")
+                return known.outputs.flatten()
+        self.blocks.append(Block(self.count, count, weight))
+        outputs = self.fresh(count)
+        self.grouped.append(Grouped(weight, transposed, inputs, outputs.view(len(inputs), -1), reason))
+        return outputs
 
     def labels_of(self, value: Tensor | TensorRef) -> Tensor:
         """Labels of an operand; free parameters bring labels of their own."""

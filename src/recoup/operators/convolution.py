@@ -15,7 +15,7 @@ from recoup.operators.call import LabelCall, Value, lock_operands
 from recoup.operators.differential import product
 from recoup.operators.products import dense, is_stored, positions_of, product_of
 from recoup.operators.record import LayerCall, operator
-from recoup.operators.resizing import groups_at
+from recoup.operators.resizing import groups_at, parts_left
 
 _PLAIN = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
@@ -68,11 +68,11 @@ def _per_dim(value: Any, kernel: tuple[int, ...]) -> tuple[int, ...]:
     return values * len(kernel) if len(values) == 1 else values
 
 
-def _refresh(module: _ConvNd) -> None:
-    """Groups of inputs and outputs went as a whole, so their number shrinks with the weight's first dim."""
+def _refresh(module: _ConvNd, rows: Tensor | None) -> None:
+    """A group that has lost all of its rows of the weight is gone."""
     before = module.in_channels if module.transposed else module.out_channels
-    if module.groups > 1:
-        module.groups = module.groups * module.weight.shape[0] // before
+    if rows is not None:
+        module.groups = parts_left(rows, before, module.groups)
     first, second = module.weight.shape[0], module.weight.shape[1] * module.groups
     module.in_channels, module.out_channels = (first, second) if module.transposed else (second, first)
 
@@ -123,15 +123,17 @@ def _convolve(call: LabelCall, constraints: Constraints, groups: int, *, transpo
 
 
 def _grouped(call: LabelCall, constraints: Constraints, dim: int, groups: int, *, transposed: bool) -> Tensor:
-    """Inputs and outputs of one group go together: a depthwise convolution has one of each."""
+    """Inputs and outputs of a depthwise convolution go together; with more of them per group that is left open."""
     weight, bias = call.args[1], call.argument(2, "bias")
     labels = constraints.labels_of(call.args[0])
     channels = constraints.channels_along(labels, dim, call.site)
     reason = f"{call.site} is grouped and reads it beside inputs of fixed size"
-    group_of = constraints.tie(channels.view(groups, -1), reason)
-    outputs = group_of.repeat_interleave(call.shape[dim] // groups)
-    inputs = group_of.repeat_interleave(len(channels) // groups)
-    constraints.site(weight, 0, inputs if transposed else outputs)
+    if len(channels) == call.shape[dim] == groups:
+        outputs = channels
+    else:
+        inputs, count = channels.view(groups, -1), call.shape[dim]
+        outputs = constraints.outputs_in_parts(weight.name, inputs, count, reason, transposed=transposed)
+    constraints.site(weight, 0, channels if transposed else outputs)
     if bias is not None:
         constraints.site(bias, 0, outputs)
     positions = positions_of(tuple(labels.shape) if transposed else call.shape, dim)

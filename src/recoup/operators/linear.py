@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from recoup.labels.arrays import along
 from recoup.labels.constraints import Constraints, TensorRef
@@ -12,11 +12,11 @@ from recoup.operators.products import dense, is_stored, read_plainly
 from recoup.operators.record import LayerCall, operator
 
 
-def _refresh_linear(module: nn.Linear) -> None:
+def _refresh_linear(module: nn.Linear, _: Tensor | None) -> None:
     module.out_features, module.in_features = module.weight.shape
 
 
-def _refresh_embedding(module: nn.Embedding) -> None:
+def _refresh_embedding(module: nn.Embedding, _: Tensor | None) -> None:
     module.num_embeddings, module.embedding_dim = module.weight.shape
 
 

@@ -29,12 +29,12 @@ def _scaled(call: RecordedCall) -> Differential | None:
     return lambda moves: moves[0] * factor
 
 
-def _refresh_features(module: _NormBase) -> None:
+def _refresh_features(module: _NormBase, _: Tensor | None) -> None:
     sized = module.weight if module.weight is not None else module.running_mean
     module.num_features = len(sized) if sized is not None else module.num_features
 
 
-def _refresh_groups(module: nn.GroupNorm) -> None:
+def _refresh_groups(module: nn.GroupNorm, _: Tensor | None) -> None:
     if module.weight is not None:
         module.num_groups = module.num_groups * len(module.weight) // module.num_channels
         module.num_channels = len(module.weight)

@@ -44,7 +44,7 @@ def _summed(call: RecordedCall) -> Differential | None:
     return push
 
 
-def _refresh_slopes(module: nn.PReLU) -> None:
+def _refresh_slopes(module: nn.PReLU, _: Tensor | None) -> None:
     module.num_parameters = len(module.weight)
 
 

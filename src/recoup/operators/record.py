@@ -34,8 +34,8 @@ Read: TypeAlias = Callable[[Mapping[str, Any]], tuple[Tensor, Window | None]]
 Letters: TypeAlias = Sequence[Any]
 # From a call that multiplies activations to its products, each given by operands and their letters; None if unknown.
 Pair: TypeAlias = Callable[[fx.Node], "list[list[tuple[fx.Node, Letters]]] | None"]
-# Brings the sizes that a module remembers in line with its tensors.
-Refresh: TypeAlias = Callable[[Any], None]
+# Brings the sizes that a module remembers in line with its tensors, given which rows of its weight remain (None: all).
+Refresh: TypeAlias = Callable[[Any, "Tensor | None"], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
-from torch import fx
+from torch import Tensor, fx
 
 from recoup.labels.layout import Layout
 from recoup.operators.names import argument
@@ -78,16 +78,22 @@ def size_at(place: int) -> Resize:
 
 
 def groups_at(place: int) -> Resize:
-    """The number of groups stands among the arguments; whole groups of channels have gone."""
+    """The number of groups stands among the arguments; those that have lost all of their inputs are gone."""
 
     def resize(node: fx.Node, remaining: Remaining) -> CallArguments:
         groups, source = argument(node, place, "groups", 1), argument(node, 0, "input")
-        before, after = remaining.layout(source), remaining.shape(source)
-        if groups == 1 or before.dim is None:
+        layout = remaining.layout(source)
+        kept = remaining.kept(layout)
+        if groups == 1 or kept is None:
             return unchanged(node, remaining)
-        return with_argument(node, place, "groups", groups * after[before.dim] // before.shape[before.dim])
+        return with_argument(node, place, "groups", parts_left(kept, layout.shape[layout.dim], groups))
 
     return resize
+
+
+def parts_left(kept: Tensor, size: int, parts: int) -> int:
+    """Of `parts` equal runs of `size` indices, how many have some that are `kept`."""
+    return len((kept // (size // parts)).unique())
 
 
 def tried_out(forms: Forms | None = None, along: int | None = None) -> Resize:

@@ -161,7 +161,7 @@ def makes_classes(calibration: Calibration, head: Consumer) -> bool:
     Cross-entropy does not see what is added to all scores alike. So training leaves the sum of the rows that make them
     as it was, and weight decay takes that away: they cancel out.
     """
-    rows = calibration.parameters[head.weight].detach().double().movedim(1 - head.input_dim, 0).flatten(1)
+    rows = calibration.weight(head).detach().double().movedim(1 - head.input_dim, 0).flatten(1)
     return float(rows.sum(dim=0).square().sum()) < CANCELLED * float(rows.square().sum())
 
 

@@ -21,7 +21,6 @@ from recoup.operators.names import operation_name
 from recoup.plan import GraphPlan, Slice
 from recoup.recovery.segments import Segment
 from recoup.statistics.calibrate import Calibration
-from recoup.surgery.apply import cut
 
 # Relative difference that rounding may make between the cut segment and the whole one.
 ROUNDING = 1e-3
@@ -39,28 +38,27 @@ class CutGraph:
         graph, _ = copied(plan.graph)
         make_pure(graph)
         self._twins = {node.name: node for node in graph.nodes}
-        self._kept: dict[str, list[Slice]] = {}
+        self._slices: dict[str, list[Slice]] = {}
         for piece in structure.slices(keep):
-            self._kept.setdefault(piece.tensor, []).append(piece)
+            self._slices.setdefault(piece.tensor, []).append(piece)
         for consumer in structure.consumers:
             mask = structure.keep_indices(consumer.outputs, keep)
             for name in consumer.biases:
                 if name not in structure.shapes and not bool(mask.all()):
-                    self._kept.setdefault(name, [Slice(name, 0, mask.nonzero().squeeze(1))])
+                    self._slices.setdefault(name, [Slice(name, 0, mask.nonzero().squeeze(1))])
 
     def tensor(self, name: str, value: Tensor) -> Tensor:
         """What is left of a parameter or buffer."""
-        return functools.reduce(cut, self._kept.get(name, ()), value)
+        return functools.reduce(lambda left, piece: piece.of(left), self._slices.get(name, ()), value)
 
-    def restored(self, name: str, value: Tensor, left: Tensor) -> Tensor:
-        """`value` with what is left of it replaced by `left`."""
-        index = [torch.arange(size, device=value.device) for size in value.shape]
-        for piece in self._kept.get(name, ()):
-            index[piece.dim] = piece.kept.to(value.device)
-            left = left / piece.factor
-        whole = value.clone()
-        whole[torch.meshgrid(*index, indexing="ij")] = left.to(value.dtype)
-        return whole
+    def restored(self, name: str, value: Tensor, cut: Tensor) -> Tensor:
+        """`value` with what is left of it replaced by `cut`."""
+        places, factor = torch.arange(value.numel(), device=value.device).view(value.shape), 1.0
+        for piece in self._slices.get(name, ()):
+            places, factor = piece.places(places), factor * piece.factor
+        whole = value.flatten().clone()
+        whole[places.flatten()] = (cut / factor).to(value.dtype).flatten()
+        return whole.view(value.shape)
 
     def value(self, name: str, value: Any) -> Any:
         """What is left of an activation."""

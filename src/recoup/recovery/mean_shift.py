@@ -30,7 +30,7 @@ def _that_lose(calibration: Calibration, weights: dict[str, Tensor]) -> list[Con
 
 def _shifted_biases(calibration: Calibration, consumer: Consumer, cut: Tensor) -> dict[str, Tensor]:
     seen, original = calibration.statistics[consumer.name], calibration.parameters[consumer.weight]
-    lost = (original.double() - cut.double()).movedim(seen.input_dim, 1).flatten(1)
+    lost = consumer.spread(original.double() - cut.double()).movedim(seen.input_dim, 1).flatten(1)
     shift = lost @ seen.mean
     for pattern in seen.patterns:  # outputs with a mean of their own
         shift[pattern.outputs] = lost[pattern.outputs] @ pattern.mean

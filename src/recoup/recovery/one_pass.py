@@ -51,7 +51,7 @@ def _refit(
     calibration: Calibration, consumer: Consumer, keep: Tensor, rescale: bool
 ) -> tuple[dict[str, Tensor], Recovery]:
     seen = calibration.statistics[consumer.name]
-    original = calibration.parameters[consumer.weight]
+    original = calibration.weight(consumer)
     kept = calibration.structure.keep_indices(seen.channel_of.cpu(), keep).to(seen.moments.mean.device)
     fits = [_fit(calibration, consumer, part, kept, rescale) for part in _parts(seen, original)]
     weight, shift = original.double(), original.new_zeros(original.shape[1 - seen.input_dim], dtype=torch.float64)
@@ -59,8 +59,8 @@ def _refit(
         weight = weight.index_copy(1 - seen.input_dim, fit.outputs, fit.weight)
         shift[fit.outputs] = fit.shift
     biases = {name: _shifted(calibration.parameters.get(name), shift) for name in consumer.biases}
-    written = {name: value.to(original.dtype) for name, value in {consumer.weight: weight, **biases}.items()}
-    return written, _recovery(fits, kept)
+    solved = {consumer.weight: consumer.gathered(weight), **biases}
+    return {name: value.to(original.dtype) for name, value in solved.items()}, _recovery(fits, kept, consumer.parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +93,7 @@ def _parts(seen: Statistics, weight: Tensor) -> list[_Share]:
 
 def _fit(calibration: Calibration, consumer: Consumer, part: _Share, kept: Tensor, rescale: bool) -> _Fit:
     seen = calibration.statistics[consumer.name]
-    original = seen.of_outputs(calibration.parameters[consumer.weight], part.outputs)
+    original = seen.of_outputs(calibration.weight(consumer), part.outputs)
     covariance, features = seen.minimised(part.moments), seen.as_features(original)
     fitted = compensate(covariance, features, kept, ridge=calibration.method.ridge, name=consumer.name)
     if rescale:
@@ -110,9 +110,9 @@ def _shifted(bias: Tensor | None, shift: Tensor) -> Tensor:
     return shift if bias is None else bias.double() + shift
 
 
-def _recovery(fits: Sequence[_Fit], kept: Tensor) -> Recovery:
+def _recovery(fits: Sequence[_Fit], kept: Tensor, parts: int) -> Recovery:
     """How well the layer was refitted: the error of all its outputs, and the least that any of them was fitted to."""
-    inputs, rows = int(kept.sum()), min(fit.rows for fit in fits)
+    inputs, rows = int(kept.sum()) // parts, min(fit.rows for fit in fits)
     total = sum(float(fit.found.variance.sum()) for fit in fits)
     left = sum(float(fit.found.residual.sum()) for fit in fits)
     residual = on_new_rows(left / total if total > 0 else 0.0, rows, inputs)

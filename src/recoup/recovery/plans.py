@@ -75,6 +75,11 @@ def _check_mask(mask: Tensor, structure: Structure) -> None:
                 f"{group.name}: {int((group.locked & ~part).sum())} channels to be pruned are locked: "
                 f"{'; '.join(group.reasons)}."
             )
+        if len(set(counts := group.kept_by_part(part))) > 1:
+            raise UsageError(
+                f"{group.name}: a grouped convolution keeps its {group.step} parts apart, and each must keep as many "
+                f"channels; the mask keeps {', '.join(map(str, counts))}."
+            )
     for site in structure.sites:
         if not bool(structure.keep_indices(site.channel_of, mask).any()):
             raise UsageError(f"{site.tensor} would be left empty: keep at least one of its channels.")

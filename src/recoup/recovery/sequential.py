@@ -93,7 +93,8 @@ class _Refit:
         errors = torch.stack([held.error(fitted).sum() for fitted in candidates])
         best = candidates[int(errors.argmin())]
         residual = float(errors.min() / held.variance().sum().clamp(min=1e-300))
-        recovery = Recovery(residual, best.amount, best.condition, self.inputs, int(seen.moments.effective))
+        inputs = self.inputs // self.consumer.parts
+        recovery = Recovery(residual, best.amount, best.condition, inputs, int(seen.moments.effective))
         return self._tensors(best, seen), recovery
 
     def _joint(self, twin: TwinRun, split: Split, places: Sequence[int]) -> Joint:
@@ -103,7 +104,15 @@ class _Refit:
             mask = flags_for(batch.inputs.shape, counted(split.batches[place]))
             for rows, weights in self._rows(batch, generator, self._fixed(twin), mask):
                 sums.update(rows, weights)
-        return Joint(sums.moments(), self.inputs, bool(self.consumer.biases))
+        return Joint(sums.moments(), self.inputs, bool(self.consumer.biases), self._parts())
+
+    def _parts(self) -> Tensor | None:
+        """In which part of a grouped convolution each regressor and each target lies."""
+        parts, kernel = self.consumer.parts, self.consumer.kernel
+        if parts == 1:
+            return None
+        read = self._kept.repeat_interleave(kernel) // (len(self.consumer.inputs) // parts)
+        return torch.cat([read, self._made // (len(self.consumer.outputs) // parts)])
 
     def _fixed(self, twin: TwinRun) -> Tensor | None:
         """The kept part of a bias that the layer adds and that must stay what it is, as others read it too."""
@@ -125,16 +134,16 @@ class _Refit:
 
     def _features(self, weight: Tensor) -> Tensor:
         """The kept part of a weight as float64 (d, N)."""
-        turned = weight.detach().double().movedim(self.consumer.input_dim, 1)
+        turned = self.consumer.spread(weight.detach().double()).movedim(self.consumer.input_dim, 1)
         return turned[self._made][:, self._kept].flatten(1).T
 
     def _tensors(self, fitted: Fitted, seen: Joint) -> dict[str, Tensor]:
         """Weight and biases at full size: zero where an input is pruned, as before where an output is."""
-        weight = self._prior.detach().clone()
+        weight = self.consumer.spread(self._prior.detach()).clone()
         turned = weight.movedim(self.consumer.input_dim, 1)
         rows = fitted.weight.T.reshape(len(self._made), len(self._kept), *turned.shape[2:]).to(weight.dtype)
         turned[self._made[:, None], self._kept[None, :]] = rows
-        written = {self.consumer.weight: weight}
+        written = {self.consumer.weight: self.consumer.gathered(weight)}
         inputs, targets = (mean.abs() for mean in seen.means)
         terms = targets + inputs @ fitted.weight.abs()
         for name, before in self._biases.items():

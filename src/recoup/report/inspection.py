@@ -244,7 +244,7 @@ def _made_by(structure: Structure) -> dict[str, Tensor]:
     """For every tensor, the channel that each index along its outputs makes; what is no layer's weight has one dim."""
     outputs = {product.weight: product.output_dim for product in structure.products}
     sites = sorted(structure.sites, key=lambda site: site.dim == outputs.get(site.tensor))
-    return {site.tensor: site.channel_of for site in sites}
+    return {site.tensor: site.channel_of.flatten() for site in sites}
 
 
 def _edges(rows: tuple[GroupRow, ...]) -> tuple[Edge, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recoup.algebra.moments import Moments, sensitivity, squared_slopes
+from recoup.algebra.moments import Moments, apart, sensitivity, squared_slopes
 from recoup.algebra.patches import Window, paired_rows
 from recoup.algebra.selection import looks_at_images
 from recoup.algebra.shrinkage import choose_strength, shrink
@@ -58,6 +58,7 @@ class Statistics:
     standing for `share` inputs (d = m · share). `mean` (d,) is that of every input. `input_dim` is the weight's dim
     that the inputs lie along. A layer that is not `centred` has no bias that could make up for a mean. With a weight
     for each output, `patterns` has the moments of every set of outputs that share theirs; otherwise it is empty.
+    Of a grouped convolution, only inputs of one of its `parts` have to do with each other.
     """
 
     moments: Moments
@@ -66,6 +67,7 @@ class Statistics:
     channel_of: Tensor
     input_dim: int = 1
     centred: bool = True
+    parts: int = 1
     patterns: tuple[Pattern, ...] = ()
 
     @property
@@ -75,9 +77,10 @@ class Statistics:
 
     def minimised(self, moments: Moments) -> Tensor:
         """The same of other moments of this layer's inputs."""
-        if self.centred:
-            return moments.covariance
-        return moments.covariance + torch.outer(moments.mean, moments.mean)
+        found = moments.covariance
+        if not self.centred:
+            found = found + torch.outer(moments.mean, moments.mean)
+        return found if self.parts == 1 else apart(found, len(found) // self.parts)
 
     def of_outputs(self, weight: Tensor, outputs: Tensor) -> Tensor:
         """What a weight has for some of the outputs."""
@@ -118,6 +121,10 @@ class Calibration:
     def structure(self) -> Structure:
         """The traced structure."""
         return self.traced.structure
+
+    def weight(self, consumer: Consumer) -> Tensor:
+        """The original weight of a layer, as that of a dense one."""
+        return consumer.spread(self.parameters[consumer.weight])
 
     @property
     def model(self) -> nn.Module:
@@ -183,7 +190,7 @@ def _with_priors(
     found = {}
     for recorder in poor:
         seen, held, count = statistics[recorder.name], recorder.statistics().moments, recorder.positions_read
-        weight = seen.as_features(tensors[recorder.consumer.weight])
+        weight = seen.as_features(recorder.consumer.spread(tensors[recorder.consumer.weight]))
         strength = choose_strength(seen.moments, held, weight, count, method.ridge)
         found[recorder.name] = replace(seen, moments=shrink(seen.moments, count, strength))
     return found
@@ -251,7 +258,7 @@ class _Recorder:
 
     def __init__(self, consumer: Consumer, traced: Traced, tensors: Mapping[str, Tensor], method: Method) -> None:
         self.consumer = consumer
-        weight = tensors[consumer.weight]
+        weight = consumer.spread(tensors[consumer.weight])
         self._channel_of, self._share = _features(consumer)
         make = partial(RowSums, len(self._channel_of), self._share, weight.device)
         inputs = weight.select(1 - consumer.input_dim, 0).numel()
@@ -303,7 +310,8 @@ class _Recorder:
         moments, mean, patterns = summed
         channel_of = self._channel_of.to(mean.device)
         centred = bool(self.consumer.biases)
-        return Statistics(moments, mean, self._share, channel_of, self.consumer.input_dim, centred, patterns)
+        consumer = self.consumer
+        return Statistics(moments, mean, self._share, channel_of, consumer.input_dim, centred, consumer.parts, patterns)
 
     def _summed(self) -> tuple[Moments, Tensor, tuple[Pattern, ...]] | None:
         if isinstance(self._sums, PatternSums):

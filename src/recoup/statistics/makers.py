@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from recoup.algebra.selection.elimination import rows_by_channel
 from recoup.channels.groups import Group
+from recoup.channels.parts import spread
 from recoup.graph.activation import activation_behind
 from recoup.operators.names import operation_name
 from recoup.statistics.calibrate import Calibration
@@ -34,16 +35,17 @@ def filters_of(calibration: Calibration, group: Group, *, folded: bool = False) 
     With `folded`, each is multiplied by the factor γ / σ of the batch norm that alone reads what it makes.
     """
     structure = calibration.structure
-    sites = {(site.tensor, site.dim): site.channel_of for site in structure.sites}
+    sites = {(site.tensor, site.dim): site for site in structure.sites}
     found = []
     for (name, dim), node in _makers(calibration).items():
         # A computed weight that loses nothing has no place in the class, nor a layer that nobody reads in a graph.
         if (name, dim) not in sites or name not in calibration.parameters:
             continue
-        weight = calibration.parameters[name].movedim(dim, 0).flatten(1)
+        site = sites[name, dim]
+        weight = spread(calibration.parameters[name], site.runs).movedim(dim, 0).flatten(1)
         factor = _factor_behind(calibration, node) if folded else None
         weight = weight if factor is None or len(factor) != len(weight) else weight * factor[:, None]
-        rows = rows_of_group(group, weight, sites[name, dim])
+        rows = rows_of_group(group, weight, site.channel_of.flatten())
         found += [] if rows is None else [rows]
     return torch.cat(found, dim=1) if found else torch.zeros(group.width, 0)
 

@@ -45,10 +45,11 @@ def loss_of(calibration: Calibration, group: Group, ranking: Ranking, order: Ten
 
     `order` are the group's channels, numbered from 0, which may have constant ones behind others.
     """
-    if ranking.loss is not None:
-        return ranking.loss
-    problem = problem_of(calibration, group)
-    return loss_along(problem, order.to(problem.device))
+    loss = ranking.loss
+    if loss is None or (group.parts is not None and not torch.equal(order, ranking.order.cpu())):
+        problem = problem_of(calibration, group)
+        loss = loss_along(problem, order.to(problem.device))
+    return loss[[group.rounded(count) for count in range(group.width + 1)]]
 
 
 def problem_of(calibration: Calibration, group: Group, evidence: SharedEvidence | None = None) -> Problem:
@@ -62,8 +63,8 @@ def problem_of(calibration: Calibration, group: Group, evidence: SharedEvidence 
     shared = evidence or SharedEvidence(calibration)
     is_parted = any(calibration.statistics[consumer.name].patterns for consumer in readers)
     whole = tuple(_whole(calibration, consumer, group) for consumer in readers) if is_parted else ()
-    given = shared.of(group)
-    return Problem(group.width, layers, free, filters, method.ridge, method.seed, given, whole, group.name)
+    given, parts = shared.of(group), None if group.parts is None else group.parts.to(device)
+    return Problem(group.width, layers, free, filters, method.ridge, method.seed, given, whole, group.name, parts)
 
 
 def _require_samples(calibration: Calibration) -> None:
@@ -72,7 +73,7 @@ def _require_samples(calibration: Calibration) -> None:
         return
     for name, seen in calibration.statistics.items():
         for moments in (seen.moments, *(pattern.moments for pattern in seen.patterns)):
-            inputs, samples = int(live_rows(moments.covariance).sum()), moments.effective
+            inputs, samples = int(live_rows(moments.covariance).sum()) // seen.parts, moments.effective
             if inputs and samples <= inputs:
                 raise IllConditionedError(
                     f"{name}: {samples:,.0f} samples tell nothing of {inputs:,} inputs without a ridge: every input "
@@ -83,7 +84,7 @@ def _require_samples(calibration: Calibration) -> None:
 def _whole(calibration: Calibration, consumer: Consumer, group: Group) -> Layer:
     """The consumer in one piece, with statistics under the mean slope of all its outputs."""
     seen = calibration.statistics[consumer.name]
-    weight = seen.as_features(calibration.parameters[consumer.weight])
+    weight = seen.as_features(calibration.weight(consumer))
     return Layer(seen.covariance, weight, _channels(seen, group), _mean(seen, seen.moments))
 
 
@@ -98,7 +99,7 @@ def _layers(calibration: Calibration, consumer: Consumer, group: Group) -> tuple
     seen = calibration.statistics[consumer.name]
     if not seen.patterns:
         return (_whole(calibration, consumer, group),)
-    weight, channel_of = calibration.parameters[consumer.weight], _channels(seen, group)
+    weight, channel_of = calibration.weight(consumer), _channels(seen, group)
     parts = [
         Layer(seen.minimised(p.moments), _weighed(seen, p, weight), channel_of, _mean(seen, p.moments))
         for p in seen.patterns

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from recoup.channels.groups import Structure, named_tensors
+from recoup.channels.groups import Consumer, Structure, named_tensors
 from recoup.channels.settling import centred, settled
 from recoup.errors import ArtefactError, InputError, require_kind
 from recoup.graph.copies import duplicate, light_copy, strip_hooks, untie
@@ -41,21 +40,14 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     for piece in plan.slices:
         tensor = _get(smaller, piece.tensor)
         assert tensor is not None
-        _replace(places, tensor, cut(tensor.detach(), piece))
+        _replace(places, tensor, piece.of(tensor.detach()))
     if plan.graph is not None:
         return standalone(plan.graph, named_tensors(smaller)).train(model.training)
-    for name in {piece.tensor.rpartition(".")[0] for piece in plan.slices}:
-        _refresh_attributes(smaller.get_submodule(name))
+    _refresh_attributes(smaller, plan.slices)
     adjust(smaller, plan.settings)
     for name in plan.idle if plan.slices else ():
         smaller.get_submodule(name).register_forward_pre_hook(functools.partial(_refuse_to_run, name))
     return smaller
-
-
-def cut(tensor: Tensor, piece: Slice) -> Tensor:
-    """What a slice leaves of a tensor."""
-    left = tensor.index_select(piece.dim, piece.kept.to(tensor.device))
-    return left if piece.factor == 1.0 else left * piece.factor
 
 
 def _refuse_to_run(name: str, *_: Any) -> None:
@@ -72,10 +64,9 @@ def hollow(model: nn.Module, slices: tuple[Slice, ...], settings: Settings) -> n
     for piece in slices:
         tensor = _get(twin, piece.tensor)
         assert tensor is not None
-        shape = [len(piece.kept) if dim == piece.dim else size for dim, size in enumerate(tensor.shape)]
+        shape = [piece.count if dim == piece.dim else size for dim, size in enumerate(tensor.shape)]
         _replace(places, tensor, tensor.detach().new_empty(shape))
-    for name in {piece.tensor.rpartition(".")[0] for piece in slices}:
-        _refresh_attributes(twin.get_submodule(name))
+    _refresh_attributes(twin, slices)
     adjust(twin, settings)
     return twin
 
@@ -115,7 +106,7 @@ def without_rounding(twin: nn.Module, plan: Plan, smaller: nn.Module) -> None:
         if held is not None:
             left, own = cut_tensors[piece.tensor].detach(), held.detach()
             exact, rounding = left.to(own.dtype) / piece.factor, ROUNDED * torch.finfo(left.dtype).eps
-            if torch.allclose(exact, cut(own, replace(piece, factor=1.0)), rtol=rounding, atol=0.0):
+            if torch.allclose(exact, piece.places(own), rtol=rounding, atol=0.0):
                 _replace(places, held, own.index_copy(piece.dim, piece.kept.to(own.device), exact))
 
 
@@ -169,11 +160,14 @@ def _replace(places: _Places, old: Tensor, value: Tensor) -> None:
     places[id(fresh)] = held
 
 
-def _refresh_attributes(module: nn.Module) -> None:
+def _refresh_attributes(model: nn.Module, slices: Iterable[Slice]) -> None:
     """Bring the sizes that torch's own layers remember in line with their tensors."""
-    refresh = refresh_of(module)
-    if refresh is not None:
-        refresh(module)
+    rows = {piece.tensor: piece.kept for piece in slices if piece.dim == 0}
+    for name in {piece.tensor.rpartition(".")[0] for piece in slices}:
+        module = model.get_submodule(name)
+        refresh = refresh_of(module)
+        if refresh is not None:
+            refresh(module, rows.get(f"{name}.weight"))
 
 
 def bare_plan(
@@ -182,7 +176,7 @@ def bare_plan(
     """The plan that keeps `keep` and refits nothing: pruned inputs are only cut off."""
     slices = structure.slices(keep)
     weights = {
-        consumer.weight: _zero_inputs(tensors[consumer.weight], kept, consumer.input_dim)
+        consumer.weight: _zero_inputs(tensors[consumer.weight], kept, consumer)
         for consumer in structure.consumers
         if not bool((kept := structure.keep_indices(consumer.inputs, keep)).all())
     }
@@ -192,7 +186,8 @@ def bare_plan(
     return Plan(structure.masks(keep), slices, weights, shapes, graph=graph, centred=middle, settings=settings)
 
 
-def _zero_inputs(weight: Tensor, keep: Tensor, input_dim: int) -> Tensor:
-    """A weight with zeros where an input, along `input_dim`, is not kept."""
-    shape = [-1 if dim == input_dim else 1 for dim in range(weight.dim())]
-    return weight.detach() * keep.to(weight.device).view(shape).to(weight.dtype)
+def _zero_inputs(weight: Tensor, keep: Tensor, consumer: Consumer) -> Tensor:
+    """A weight with zeros where an input is not kept."""
+    shape = [-1 if dim == consumer.input_dim else 1 for dim in range(weight.dim())]
+    whole = consumer.spread(weight.detach())
+    return consumer.gathered(whole * keep.to(weight.device).view(shape).to(weight.dtype))

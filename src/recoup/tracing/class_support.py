@@ -30,7 +30,7 @@ from recoup.surgery.verify import verify
 
 # What is said of a group that is locked for the sake of the class.
 BREAKS = "cutting it breaks the model's own code"
-_Cut: TypeAlias = Callable[[Tensor], Tensor]
+_Cut: TypeAlias = Callable[[Group], Tensor]
 _Units: TypeAlias = tuple[tuple[Group, ...], ...]
 _Test: TypeAlias = "Callable[[tuple[Group, ...]], _Departure | None]"
 
@@ -122,16 +122,15 @@ def sample_cut(structure: Structure, number: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     keep = structure.keep_all()
     for group in structure.prunable:
-        free = (~group.locked).nonzero().squeeze(1)
-        count = max(1, len(free) // 3)
-        if count < len(free) - 1 and (group.width - count) % 2 == 0:
-            count += 1
+        count = group.step * max(1, group.free // group.step // 3)
+        if count < group.free - group.step and (group.width - count) % 2 == 0:
+            count += group.step
         order = (
-            torch.randperm(len(free), generator=generator),
-            torch.arange(len(free)),
-            torch.arange(len(free)).flip(0),
+            torch.randperm(group.free, generator=generator),
+            torch.arange(group.free),
+            torch.arange(group.free).flip(0),
         )
-        keep[group.start + free[order[number][:count]]] = False
+        keep[group.start + group.free_in_turn(order[number])[:count]] = False
     return structure.refill(keep, torch.arange(structure.width))
 
 
@@ -219,7 +218,7 @@ class _Attempt:
     def _keep(self, groups: tuple[Group, ...], cut: _Cut) -> Tensor:
         keep = self.structure.keep_all()
         for group in groups:
-            keep[group.start + cut((~group.locked).nonzero().squeeze(1))] = False
+            keep[group.start + cut(group)] = False
             keep = self.structure.refill(keep, torch.arange(group.start, group.start + group.width))
         return keep
 
@@ -239,17 +238,18 @@ class _Attempt:
         return None
 
 
-def _random_half(free: Tensor) -> Tensor:
-    return free[torch.randperm(len(free), generator=torch.Generator().manual_seed(0))[: max(1, len(free) // 2)]]
+def _random_half(group: Group) -> Tensor:
+    order = torch.randperm(group.free, generator=torch.Generator().manual_seed(0))
+    return group.free_in_turn(order)[: group.step * max(1, group.free // group.step // 2)]
 
 
-def _first(free: Tensor) -> Tensor:
+def _first(group: Group) -> Tensor:
     """An odd count, and every index behind it moves: what a slice or a chunk in the code does not follow."""
-    return free[:1]
+    return group.free_in_turn()[: group.step]
 
 
-def _last(free: Tensor) -> Tensor:
-    return free[-1:]
+def _last(group: Group) -> Tensor:
+    return group.free_in_turn(torch.arange(group.free).flip(0))[: group.step]
 
 
 def _may_change(channel_of: Tensor, structure: Structure) -> bool:

@@ -65,6 +65,7 @@ def _sweep(
     The last says of each whether a layer could use it.
     """
     undecided, count = problem.free.clone(), int(problem.free.sum())
+    in_turn = _InTurn(problem)
     order = torch.zeros(count, dtype=torch.long, device=problem.device)
     taken = torch.zeros(count, dtype=torch.float64, device=problem.device)
     used = torch.zeros(count, dtype=torch.bool, device=problem.device)
@@ -77,13 +78,14 @@ def _sweep(
         usable = scores.isfinite()
         total = torch.where(usable, scores, 0).sum(dim=0)
         value = torch.where(usable.any(dim=0), sign * total, UNUSABLE)
-        best = torch.where(undecided, value, -torch.inf).argmax(dim=0, keepdim=True)
+        best = torch.where(undecided & in_turn.waiting, value, -torch.inf).argmax(dim=0, keepdim=True)
         channel = best if given is None else given.index_select(0, place)
         order.index_copy_(0, place, channel)
         taken.index_copy_(0, place, total.index_select(0, channel))
         used.index_copy_(0, place, usable.any(dim=0).index_select(0, channel))
         undecided.index_fill_(0, channel, False)
         place.add_(1)
+        in_turn.take(channel, place)
         for elimination, can_take in zip(eliminations, usable.index_select(1, channel), strict=True):
             elimination.take(channel, can_take)
 
@@ -93,6 +95,20 @@ def _sweep(
         for elimination in eliminations:
             elimination.apply_full_panel()
     return order, taken, used
+
+
+class _InTurn:
+    """Whose turn it is, where every part has to lose or gain a channel before any does again."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._parts = torch.zeros_like(problem.free, dtype=torch.long) if problem.parts is None else problem.parts
+        self._count = max(1, int(self._parts.max()) + 1)
+        self.waiting = torch.ones_like(problem.free)
+
+    def take(self, channel: Tensor, taken: Tensor) -> None:
+        """Note a channel (1,), after which so many (1,) have been taken."""
+        is_over = taken % self._count == 0
+        self.waiting.copy_(is_over | (self.waiting & (self._parts != self._parts.index_select(0, channel))))
 
 
 def _error_left(gains: Tensor) -> Tensor:

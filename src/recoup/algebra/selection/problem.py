@@ -58,7 +58,8 @@ class Problem:
     `evidence` measures on request what else a selector looks at; a problem made by hand may do without.
 
     Where `layers` are parts of what reads the channels, one for each kind of output, `whole` are the layers themselves,
-    with their weights as they are. `name` is that of the group.
+    with their weights as they are. `name` is that of the group. With `parts` (width,), every part keeps as many of its
+    channels, and -1 stands for those that stay; the best of every part are taken in turn, whatever the order says.
     """
 
     width: int
@@ -70,6 +71,7 @@ class Problem:
     evidence: Evidence | None = None
     whole: tuple[Layer, ...] = ()
     name: str = ""
+    parts: Tensor | None = None
 
     @property
     def readers(self) -> tuple[Layer, ...]:

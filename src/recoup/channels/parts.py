@@ -1,0 +1,155 @@
+"""Grouped convolutions: whole parts of their channels go, or the same number of channels within every part.
+
+A part is what one group of the convolution reads, or what it makes. Where whole parts go, all channels of a part are
+tied, its inputs to its outputs. Where every part keeps as many channels, each its own, inputs and outputs go by
+themselves. Channels that several convolutions divide in different ways are divided into cells, the finest division:
+if every cell keeps as many channels, so does every part that consists of cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from recoup.channels.rectangles import Resolution, make_rectangular, resolution
+from recoup.labels.arrays import components
+from recoup.labels.constraints import Constraints, Grouped
+
+
+def settled(constraints: Constraints, shared: frozenset[str]) -> Resolution:
+    """The final channels: rectangles, and parts that go whole or evenly; whole where a weight is `shared`."""
+    _tie([grouped for grouped in constraints.grouped if grouped.weight in shared], constraints)
+    _tie(_going_whole(constraints, resolution(constraints)), constraints)
+    while True:
+        state = make_rectangular(constraints)
+        if not _tie(_going_whole(constraints, state) or _uneven(constraints, state), constraints):
+            return state
+
+
+def groups_of(constraints: Constraints, state: Resolution) -> Tensor:
+    """For every label the first label of its group: all that one layer makes, and all that is divided into parts."""
+    within = [torch.arange(block.start, block.start + block.count) for block in constraints.blocks if block.count]
+    within += [channels[channels >= 0] for _, channels in _sides(constraints, state)]
+    stars = [torch.stack([star[:1].expand_as(star), star]) for star in within]
+    every = torch.stack([torch.arange(constraints.count), state.root])
+    return components(constraints.count, torch.cat([every, *stars], dim=1))
+
+
+def cells_of(constraints: Constraints, state: Resolution) -> Tensor:
+    """For every label the cell of its channel, -1 for what is in no part (count,)."""
+    cell = torch.zeros(constraints.count, dtype=torch.long)
+    for number, channels in _sides(constraints, state):
+        part = torch.zeros_like(cell)
+        part[channels[channels >= 0]] = number[channels >= 0]
+        cell = (cell * (int(number.max()) + 1) + part).unique(return_inverse=True)[1]
+    is_divided = torch.zeros(constraints.count, dtype=torch.bool)
+    for _, channels in _sides(constraints, state):
+        is_divided[channels[channels >= 0]] = True
+    return torch.where(is_divided, cell, -1)[state.root]
+
+
+def place_in_part(parts: Tensor) -> Tensor:
+    """How many of the same part come before each (n,); all that is in no part (-1) comes before everything."""
+    order = parts.argsort(stable=True)
+    counts = torch.bincount(parts[order] + 1)
+    starts = (counts.cumsum(0) - counts)[parts[order] + 1]
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order)) - starts
+    return torch.where(parts >= 0, place, -1)
+
+
+def in_turn(order: Tensor, parts: Tensor) -> Tensor:
+    """`order` (n,), indices of `parts`, with the first of every part before the second of any."""
+    return order[place_in_part(parts[order]).argsort(stable=True)]
+
+
+def evened(keep: Tensor, order: Tensor, parts: Tensor) -> Tensor:
+    """`keep` (n,) with channels put back, the first in `order`, until every part has as many."""
+    counts = torch.bincount(parts[keep & (parts >= 0)], minlength=max(1, int(parts.max()) + 1))
+    lost = order[~keep[order] & (parts[order] >= 0)]
+    filled = keep.clone()
+    filled[lost[place_in_part(parts[lost]) < (counts.max() - counts)[parts[lost]]]] = True
+    return filled
+
+
+def spread(weight: Tensor, parts: int) -> Tensor:
+    """A grouped convolution's weight (parts · a, b, ...) as that of a dense one (parts · a, parts · b, ...)."""
+    if parts == 1:
+        return weight
+    rows, each = weight.unflatten(0, (parts, -1)), torch.arange(parts, device=weight.device)
+    dense = weight.new_zeros(parts, rows.shape[1], parts, *rows.shape[2:])
+    dense[each, :, each] = rows
+    return dense.flatten(2, 3).flatten(0, 1)
+
+
+def gathered(dense: Tensor, parts: int) -> Tensor:
+    """The inverse of `spread`: what lies between parts is left out."""
+    if parts == 1:
+        return dense
+    each = torch.arange(parts, device=dense.device)
+    blocks: Tensor = dense.unflatten(1, (parts, -1)).unflatten(0, (parts, -1))
+    return blocks[each, :, each].flatten(0, 1)
+
+
+def _tie(whole: Sequence[Grouped], constraints: Constraints) -> bool:
+    """Inputs and outputs of a part go together; whether there was anything to tie."""
+    for grouped in whole:
+        constraints.grouped.remove(grouped)
+        constraints.tie(torch.cat([grouped.inputs, grouped.outputs], dim=1), grouped.reason)
+    return bool(whole)
+
+
+def _going_whole(constraints: Constraints, state: Resolution) -> list[Grouped]:
+    return [grouped for grouped in constraints.grouped if _goes_whole(grouped, state)]
+
+
+def _goes_whole(grouped: Grouped, state: Resolution) -> bool:
+    """Whether whole parts are to go, which are the finer steps: there are more of them than channels in one."""
+    inputs, outputs = state.open(grouped.inputs), state.open(grouped.outputs)
+    if not (_is_even(inputs) and _is_even(outputs)):
+        return True
+    size, is_free = max(_different(inputs), _different(outputs)), (torch.cat([inputs, outputs], dim=1) >= 0).all(dim=1)
+    return size < 2 or (bool(is_free.any()) and size < len(inputs))
+
+
+def _different(channels: Tensor) -> int:
+    """How many channels of a part (parts, n) may go; -1 are none."""
+    return int((channels[0].unique() >= 0).sum())
+
+
+def _is_even(channels: Tensor) -> bool:
+    """Whether every part (parts, n) has as many channels, each at as many places, and none is in two parts."""
+    rows = [row[row >= 0].unique(return_counts=True) for row in channels]
+    times = torch.cat([counts for _, counts in rows])
+    is_apart = len(torch.cat([names for names, _ in rows]).unique()) == len(times)
+    return is_apart and len({len(names) for names, _ in rows}) == 1 and len(times.unique()) <= 1
+
+
+def _uneven(constraints: Constraints, state: Resolution) -> list[Grouped]:
+    """Convolutions that read or make channels of a group that the parts of all of them do not divide evenly."""
+    group, cell = groups_of(constraints, state), cells_of(constraints, state)
+    return [
+        grouped
+        for grouped in constraints.grouped
+        for channels in (state.open(grouped.inputs), state.open(grouped.outputs))
+        if bool((channels >= 0).any()) and not _divides(group, cell, state, int(channels.max()))
+    ][:1]
+
+
+def _divides(group: Tensor, cell: Tensor, state: Resolution, channel: int) -> bool:
+    """Whether all cells of a channel's group have as many channels, and every free channel of it lies in one."""
+    every = torch.arange(len(group))
+    members = every[(group == group[channel]) & (state.root == every) & (state.open(every) >= 0)]
+    sizes = cell[members].unique(return_counts=True)[1]
+    return bool((cell[members] >= 0).all()) and len(sizes.unique()) == 1 and int(sizes[0]) > 1
+
+
+def _sides(constraints: Constraints, state: Resolution) -> Iterator[tuple[Tensor, Tensor]]:
+    """What every convolution reads and makes: the numbers of parts, from 1, and the channels that may go there."""
+    for grouped in constraints.grouped:
+        for labels in (grouped.inputs, grouped.outputs):
+            channels = state.open(labels)
+            number = torch.arange(1, len(labels) + 1)[:, None].expand_as(channels)
+            yield number.flatten(), channels.flatten()
