@@ -18,7 +18,7 @@ from benchmarks.zoo.rows import OurRow, Reason, brief
 from benchmarks.zoo.suites import Spec
 from recoup.algebra.selection import Ranking
 from recoup.allocation.widths import Widths
-from recoup.channels.cost import cost, macs_by_call
+from recoup.channels.cost import cost, macs_by_product
 from recoup.channels.groups import Group, Structure
 from recoup.tracing.trace import Traced, plain_cut
 
@@ -147,7 +147,7 @@ def _ranking(norms: Tensor, group: Group) -> Ranking:
 
 def _with_locks(row: OurRow, structure: Structure) -> OurRow:
     """`row` with the share of MACs that is locked, and what locks most of it."""
-    macs = macs_by_call(structure, structure.keep_all())
+    macs = macs_by_product(structure, structure.keep_all())
     fixed = [other for other in structure.others if not other.sides]
     total = max(1, sum(other.macs for other in structure.others) + sum(macs.values()))
     groups = _group_of_channel(structure)
@@ -160,9 +160,9 @@ def _with_locks(row: OurRow, structure: Structure) -> OurRow:
         touched = _touched(structure, product.weight, groups)
         if any(group.free and group.width > 1 for group in touched):
             continue
-        locked += macs[product.node]
+        locked += macs[product]
         for text in {_general(group.reasons[0]) for group in touched if group.reasons}:
-            by_reason[text] = by_reason.get(text, 0) + macs[product.node] / total
+            by_reason[text] = by_reason.get(text, 0) + macs[product] / total
     worst = sorted(by_reason.items(), key=lambda item: -item[1])[:REASONS_SHOWN]
     return replace(row, locked=locked / total, reasons=tuple(Reason(share, text) for text, share in worst))
 

@@ -352,13 +352,17 @@ def _consumers(
 
 
 def _consumer(
-    weight: str, products: list[Product], constraints: Constraints, numbering: Tensor, places: Mapping[str, str | None]
+    weight: str,
+    products: list[Product],
+    constraints: Constraints,
+    numbering: Tensor,
+    places: Mapping[Product, str | None],
 ) -> Consumer:
     first = products[0]
     assert first.input_dim is not None
     inputs = numbers(constraints.sites[weight, first.input_dim], numbering)
     outputs = numbers(constraints.sites[weight, first.output_dim], numbering)
-    found = dict.fromkeys(places[product.node] for product in products)
+    found = dict.fromkeys(places[product] for product in products)
     biases = () if None in found else tuple(place for place in found if place is not None)
     return Consumer(_layer(weight), weight, biases, first.kernel, first.input_dim, inputs, outputs, first.node)
 

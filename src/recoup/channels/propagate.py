@@ -17,7 +17,7 @@ from recoup.labels.arrays import FIXED, NONE, compress, constant, varying_dims
 from recoup.labels.constraints import RETURNED, Constraints, TensorRef
 from recoup.operators.call import LabelCall, lock_operands
 from recoup.operators.names import operation_name, writes
-from recoup.operators.record import is_carrier, is_movement, operator_of, unknown
+from recoup.operators.record import is_carrier, is_movement, operator_of, remembers_sizes, unknown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,7 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], constraints: Constraints)
         return TensorRef(node.name, call(node, lambda source: values[source].value))
     args, kwargs = arguments(node, values.__getitem__)
     name, shape = operation_name(node.target), shape_of(node.meta.get("val"))
-    labelled = LabelCall(node.target, name, module_path(node), node.name, args, kwargs, shape)
+    labelled = LabelCall(node.target, name, module_path(node), node.name, args, kwargs, shape, _is_of_torch(node))
     if any(_depends_on_values(value.meta.get("val")) for value in (node, *node.all_input_nodes)):
         return lock_operands(labelled, constraints, f"{labelled.site}: a size there depends on the values of a tensor")
     if any(isinstance(value, TensorRef) and value.value.is_complex() for value in (*args, *kwargs.values())):
@@ -97,6 +97,12 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], constraints: Constraints)
     if not is_carrier(node):
         _remember_boxes([*args, *kwargs.values(), result], constraints)
     return result
+
+
+def _is_of_torch(node: fx.Node) -> bool:
+    """Whether a module makes the call that remembers its sizes, and is known to be of torch's own class."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return bool(stack) and remembers_sizes(str(stack[-1][1]))
 
 
 def _lock_base(view: fx.Node, values: dict[fx.Node, Any], constraints: Constraints, reason: str) -> None:

@@ -12,10 +12,12 @@ from recoup.operators import (
     pairing,
     pointwise,
     pooling,
+    recurrent,
     reduction,
     spreading,
 )
 
 __all__ = [
-    "checks", "convolution", "linear", "movement", "norm", "pairing", "pointwise", "pooling", "reduction", "spreading",
+    "checks", "convolution", "linear", "movement", "norm", "pairing", "pointwise", "pooling", "recurrent",
+    "reduction", "spreading",
 ]  # fmt: skip

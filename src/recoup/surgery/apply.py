@@ -136,7 +136,7 @@ def _replace(places: _Places, old: Tensor, value: Tensor) -> None:
 
 
 def _refresh_attributes(module: nn.Module) -> None:
-    """Bring the sizes that torch's own layers remember in line with their tensors."""
+    """Bring the sizes, and lists of tensors, that torch's own layers remember in line with their tensors."""
     refresh = refresh_of(module)
     if refresh is not None:
         refresh(module)
