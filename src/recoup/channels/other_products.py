@@ -64,7 +64,10 @@ def site_of(node: fx.Node) -> str:
 
 
 def macs_of(node: fx.Node) -> int:
-    """Multiply-accumulates of one call, as torch counts them on tensors without values."""
+    """Multiply-accumulates of one call, as torch counts them on tensors without values, or as its record says."""
+    count = operator_of(node.target).macs
+    if count is not None:
+        return count(node)
     read = map_aggregate((node.args, node.kwargs), _without_values)
     assert isinstance(read, tuple)
     with suppress(Exception), FlopCounterMode(display=False) as counter:  # what cannot run so is no product of matrices

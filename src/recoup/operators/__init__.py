@@ -6,6 +6,7 @@ Importing this package fills the table; `recoup.operators.record` looks operator
 from recoup.operators import (
     checks,
     convolution,
+    experts,
     linear,
     movement,
     norm,
@@ -18,6 +19,6 @@ from recoup.operators import (
 )
 
 __all__ = [
-    "checks", "convolution", "linear", "movement", "norm", "pairing", "pointwise", "pooling", "recurrent",
+    "checks", "convolution", "experts", "linear", "movement", "norm", "pairing", "pointwise", "pooling", "recurrent",
     "reduction", "spreading",
 ]  # fmt: skip

@@ -100,6 +100,7 @@ class Operator:
     layer: how to read its call, for a product with a weight.
     recurrent: the same for one with several weights, which it multiplies by at every step of a sequence.
     pair: which dims of activations it multiplies over, for what a product of them costs.
+    macs: multiply-accumulates of a call that torch does not count.
     require: raises a RuntimeError for arguments that do not fit, where torch itself would read beyond their ends.
     weights: places of operands that are stored tensors, or can be computed once and stored.
     is_movement: it only puts elements elsewhere.
@@ -121,6 +122,7 @@ class Operator:
     layer: LayerCall | None = None
     recurrent: RecurrentCall | None = None
     pair: Pair | None = None
+    macs: Callable[[fx.Node], int] | None = None
     require: Callable[[Sequence[Any]], None] | None = None
     weights: tuple[int, ...] = ()
     is_movement: bool = False
