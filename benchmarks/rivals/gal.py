@@ -45,7 +45,7 @@ from benchmarks.rivals.channels import (
     subject_of,
 )
 from benchmarks.rivals.training import Batch, Schedule, batches, descend, finetuned, narrow, seeded, sgd
-from recoup.channels.cost import macs_by_call
+from recoup.channels.cost import macs_by_product
 from recoup.config import require_whole
 
 # The published schedules, or ours where the docstring says so.
@@ -163,7 +163,7 @@ def contest_of(subject: Subject, example: Tensor, settings: Settings) -> Contest
 def remaining_macs(subject: Subject, mask: Tensor) -> int:
     """The MACs without the channels whose factor is zero."""
     keep = (mask != 0).cpu() | ~subject.free
-    return sum(macs_by_call(subject.structure, keep).values())
+    return sum(macs_by_product(subject.structure, keep).values())
 
 
 def discriminator(classes: int) -> nn.Sequential:

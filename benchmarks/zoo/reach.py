@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.zoo.rows import Locks, Reason
 from recoup.algebra.selection import Ranking
 from recoup.allocation.widths import Widths
-from recoup.channels.cost import cost, macs_by_call
+from recoup.channels.cost import cost, macs_by_product
 from recoup.channels.groups import Group, Structure
 from recoup.tracing.trace import Traced
 
@@ -52,7 +52,7 @@ def span_of(traced: Traced) -> Span:
 
 def locks_of(structure: Structure) -> Locks:
     """The share of MACs that is locked, and what locks most of it."""
-    macs = macs_by_call(structure, structure.keep_all())
+    macs = macs_by_product(structure, structure.keep_all())
     fixed = [other for other in structure.others if not other.sides]
     total = max(1, sum(other.macs for other in structure.others) + sum(macs.values()))
     groups = _group_of_channel(structure)
@@ -65,9 +65,9 @@ def locks_of(structure: Structure) -> Locks:
         touched = _touched(structure, product.weight, groups)
         if any(group.free and group.width > 1 for group in touched):
             continue
-        locked += macs[product.node]
+        locked += macs[product]
         for text in {_general(group.reasons[0]) for group in touched if group.reasons}:
-            by_reason[text] = by_reason.get(text, 0) + macs[product.node] / total
+            by_reason[text] = by_reason.get(text, 0) + macs[product] / total
     worst = sorted(by_reason.items(), key=lambda item: -item[1])[:REASONS_SHOWN]
     return Locks(locked / total, tuple(Reason(share, text) for text, share in worst))
 

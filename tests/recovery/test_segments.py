@@ -7,6 +7,7 @@ from torch import nn
 import recoup
 from recoup.recovery.schedule import make_schedule
 from recoup.recovery.segments import last_needs, segment_before, segments_of, whole_segment
+from recoup.recovery.sequential import recover_in_sequence
 from tests.recovery.bench import bench, zoo_bench
 from tests.recovery.test_schedule import point_of, scheduled, through_zoo
 from tests.zoo import conv_bn, seeded
@@ -55,6 +56,30 @@ def test_inputs_that_others_read_too_end_none():
     ends = {segment.point.consumer.name for segment in segments.values()}
     assert read_once == {"a.0.0", "b.0.0", "skip.0"}
     assert ends == {"a.1.0", "b.1.0", "head"}
+
+
+def test_a_recurrent_layer_is_refitted_with_what_reads_it():
+    """It reads its own hidden units, and is in the segment; the state it begins with is filled there too."""
+
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells, self.head = nn.GRU(5, 16, batch_first=True), nn.Linear(16, 4)
+
+        def forward(self, x):
+            return self.head(self.cells(x)[0][:, -1])
+
+    with seeded(0):
+        half, model = {"cells.weight_ih_l0": torch.arange(16) < 8}, Last().double().eval()
+        found = bench(model, torch.randn(300, 3, 5).double(), half, joint_steps=3)
+    (segment,) = segments_of(found.calibration, found.schedule, found.start.weights).values()
+    assert layers_of(segment) == ["cells", "head"] and segment.point.consumer.name == "head"
+    assert {node.name for node in segment.nodes} >= {"zeros", "gru"} and "zeros" not in segment.entries
+    errors = []
+    for steps in (0, 3):
+        plan = recover_in_sequence(found.calibration, found.split, found.keep, found.start, joint_steps=steps)
+        errors.append(found.reference.error(plan.weights))
+    assert errors[1] < 0.8 * errors[0]
 
 
 def test_a_span_reaches_back_over_blocks_that_end_in_an_addition():

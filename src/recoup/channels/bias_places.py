@@ -14,11 +14,9 @@ from recoup.labels.constraints import Product
 
 def places_of_biases(
     products: Iterable[Product], model: nn.Module, tensors: Mapping[str, Tensor], shared: frozenset[str]
-) -> dict[str, str | None]:
-    """For every call of a layer, by node, the name of the bias it has a place for; `shared` ones are nobody's."""
-    return {
-        product.node: None if product.bias in shared else place_of_bias(model, tensors, product) for product in products
-    }
+) -> dict[Product, str | None]:
+    """For every call of a layer the name of the bias it has a place for; `shared` ones are nobody's."""
+    return {product: None if product.bias in shared else place_of_bias(model, tensors, product) for product in products}
 
 
 def shared_biases(products: Iterable[Product], captured: Captured) -> frozenset[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from recoup.channels.groups import Structure
+from recoup.labels.constraints import Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,12 @@ class Cost:
 def cost(structure: Structure, model: nn.Module, keep: Tensor | None = None) -> Cost:
     """The cost of `model` when only the channels in `keep` remain; of the whole model without it."""
     mask = structure.keep_all() if keep is None else keep
-    macs = sum(macs_by_call(structure, mask).values()) + _in_no_layer(structure, mask)
+    macs = sum(macs_by_product(structure, mask).values()) + _in_no_layer(structure, mask)
     return Cost(macs, _parameters(structure, model, mask), _elementwise(structure, mask))
 
 
-def macs_by_call(structure: Structure, keep: Tensor) -> dict[str, int]:
-    """Multiply-accumulates of every call of a layer, by the name of its node in the graph."""
+def macs_by_product(structure: Structure, keep: Tensor) -> dict[Product, int]:
+    """Multiply-accumulates of every call of a layer; a recurrent one has several weights, each with its own."""
     widths = {
         (site.tensor, site.dim): int(structure.keep_indices(site.channel_of, keep).sum()) // site.runs
         for site in structure.sites
@@ -51,7 +52,7 @@ def macs_by_call(structure: Structure, keep: Tensor) -> dict[str, int]:
     def width(tensor: str, dim: int) -> int:
         return widths.get((tensor, dim), structure.shapes[tensor][dim])
 
-    return {p.node: p.positions * p.kernel * width(p.weight, 0) * width(p.weight, 1) for p in structure.products}
+    return {p: p.positions * p.kernel * width(p.weight, 0) * width(p.weight, 1) for p in structure.products}
 
 
 def _in_no_layer(structure: Structure, keep: Tensor) -> int:

@@ -449,14 +449,19 @@ def _consumers(
 
 
 def _consumer(
-    weight: str, products: list[Product], constraints: Constraints, numbering: Tensor, places: Mapping[str, str | None]
+    weight: str,
+    products: list[Product],
+    constraints: Constraints,
+    numbering: Tensor,
+    places: Mapping[Product, str | None],
 ) -> Consumer:
     first = products[0]
     grouped = next((grouped for grouped in constraints.grouped if grouped.weight == weight), None)
-    sites, parts, input_dim = constraints.sites, 1 if grouped is None else len(grouped.inputs), 1 - first.output_dim
+    sites, parts = constraints.sites, 1 if grouped is None else len(grouped.inputs)
+    input_dim = 1 - first.output_dim if first.input_dim is None else first.input_dim
     inputs = numbers(sites[weight, input_dim] if grouped is None else grouped.inputs.flatten(), numbering)
     outputs = numbers(sites[weight, first.output_dim] if grouped is None else grouped.outputs.flatten(), numbering)
-    found = dict.fromkeys(places[product.node] for product in products)
+    found = dict.fromkeys(places[product] for product in products)
     biases = () if None in found else tuple(place for place in found if place is not None)
     return Consumer(_layer(weight), weight, biases, first.kernel, input_dim, inputs, outputs, first.node, parts)
 

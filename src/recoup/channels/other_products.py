@@ -60,7 +60,10 @@ def _products_of(node: fx.Node, layouts: Mapping[str, Any]) -> Iterator[OtherPro
 
 
 def macs_of(node: fx.Node) -> int:
-    """Multiply-accumulates of one call, as torch counts them on tensors without values."""
+    """Multiply-accumulates of one call, as torch counts them on tensors without values, or as its record says."""
+    count = operator_of(node.target).macs
+    if count is not None:
+        return count(node)
     called, operands = call_of(node)
     read = map_aggregate((operands, node.kwargs), _without_values)
     assert isinstance(read, tuple)

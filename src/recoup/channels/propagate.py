@@ -19,7 +19,7 @@ from recoup.labels.arrays import FIXED, NONE, compress, constant, varying_dims
 from recoup.labels.constraints import RETURNED, Box, Constraints, TensorRef
 from recoup.operators.call import LabelCall, lock_operands
 from recoup.operators.names import operation_name, writes
-from recoup.operators.record import is_carrier, operator_of, unknown
+from recoup.operators.record import is_carrier, operator_of, remembers_sizes, unknown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +82,7 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], constraints: Constraints)
         return TensorRef(node.name, call(node, lambda source: values[source].value))
     args, kwargs = arguments(node, values.__getitem__)
     name, shape = operation_name(node.target), shape_of(node.meta.get("val"))
-    labelled = LabelCall(node.target, name, module_path(node), node.name, args, kwargs, shape)
+    labelled = LabelCall(node.target, name, module_path(node), node.name, args, kwargs, shape, _is_of_torch(node))
     constraints.at, constraints.line = labelled.site, code_line(node)
     if any(_depends_on_values(value.meta.get("val")) for value in (node, *node.all_input_nodes)):
         return lock_operands(labelled, constraints, f"{labelled.site}: a size there depends on the values of a tensor")
@@ -101,6 +101,12 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], constraints: Constraints)
     if not is_carrier(node):
         _remember_boxes([*args, *kwargs.values(), result], constraints)
     return result
+
+
+def _is_of_torch(node: fx.Node) -> bool:
+    """Whether a module makes the call that remembers its sizes, and is known to be of torch's own class."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return bool(stack) and remembers_sizes(str(stack[-1][1]))
 
 
 def _lock_base(view: fx.Node, values: dict[fx.Node, Any], constraints: Constraints, reason: str) -> None:

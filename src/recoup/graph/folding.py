@@ -7,7 +7,9 @@ own class has no place for that tensor, so the result is then a standalone graph
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -17,7 +19,7 @@ from recoup.graph.capture import Captured
 from recoup.graph.copies import copied
 from recoup.graph.runner import run
 from recoup.graph.usage import read_in_other_roles, weights_of_layers, written_tensors
-from recoup.operators.names import writes
+from recoup.operators.names import is_random, writes
 from recoup.operators.record import operator_of
 
 FOLDED = "folded."
@@ -78,14 +80,20 @@ def _computed_weights(graph: fx.Graph, constant: set[fx.Node]) -> list[_Weight]:
     for node in graph.nodes:
         if node.op != "call_function" or node in constant:
             continue
-        for place in operator_of(node.target).weights:
-            source = node.args[place] if len(node.args) > place else None
+        for source in _weights_among(node):
             if isinstance(source, fx.Node) and source.op == "call_function" and source in constant:
                 sources[source] = None
     return [
         _Weight(FOLDED + source.name, source, tuple(user for user in source.users if user not in constant))
         for source in sources
     ]
+
+
+def _weights_among(node: fx.Node) -> Iterator[Any]:
+    """What a call has in the places of stored tensors, one of which may be a list of them."""
+    for place in operator_of(node.target).weights:
+        given = node.args[place] if len(node.args) > place else None
+        yield from given if isinstance(given, (list, tuple)) else [given]
 
 
 def _shared_weights(captured: Captured) -> list[_Weight]:
@@ -119,11 +127,7 @@ def _constant_nodes(captured: Captured) -> set[fx.Node]:
 
 def _is_constant(node: fx.Node, constant: set[fx.Node]) -> bool:
     sources = node.all_input_nodes
-    return bool(sources) and all(source in constant for source in sources) and not _is_random(node)
-
-
-def _is_random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return bool(sources) and all(source in constant for source in sources) and not is_random(node)
 
 
 def _evaluate(captured: Captured, constant: set[fx.Node], wanted: list[fx.Node]) -> dict[fx.Node, Tensor]:

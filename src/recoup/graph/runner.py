@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
+from recoup.operators.record import operator_of
+
 # From a node to the value it stands for.
 Look: TypeAlias = Callable[[fx.Node], Any]
 # Runs an operation on its arguments.
@@ -22,7 +24,14 @@ def arguments(node: fx.Node, look: Look) -> tuple[tuple[Any, ...], dict[str, Any
 
 
 def perform(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What an operation returns for these arguments."""
+    """What an operation returns for these arguments.
+
+    Raises:
+        RuntimeError: they do not fit together.
+    """
+    require = operator_of(node.target).require
+    if require is not None:
+        require(args)
     return node.target(*args, **kwargs)  # type: ignore[operator]  # the target of a call_function is one
 
 

@@ -7,7 +7,7 @@ from torch import fx, nn
 from recoup.graph.capture import Captured
 from recoup.graph.memory import memory_of
 from recoup.operators.names import writes
-from recoup.operators.record import operator_of
+from recoup.operators.record import biases_of, operator_of, weights_of
 
 
 def idle_modules(model: nn.Module, captured: Captured) -> tuple[str, ...]:
@@ -38,17 +38,15 @@ def weights_of_layers(captured: Captured) -> list[tuple[fx.Node, fx.Node]]:
     """Calls of layers, each with the place of the stored weight that it multiplies by."""
     found = []
     for node in captured.graph.nodes:
-        layer = operator_of(node.target).layer if node.op == "call_function" else None
-        weight = layer.argument(node, "weight") if layer is not None else None
-        if isinstance(weight, fx.Node) and weight.name in captured.tensors:
-            found.append((node, weight))
+        weights = weights_of(node) if node.op == "call_function" else ()
+        found += [(node, each) for each in weights if isinstance(each, fx.Node) and each.name in captured.tensors]
     return found
 
 
 def read_in_other_roles(captured: Captured) -> frozenset[str]:
     """Names of the weights of layers that are read in some other role too: by no layer, or transposed."""
     calls = weights_of_layers(captured)
-    roles = {(weight, operator_of(node.target).layer.transposed) for node, weight in calls}  # type: ignore[union-attr]  # layers
+    roles = {(weight, _is_transposed(node)) for node, weight in calls}
     plain = {weight for weight, transposed in roles if not transposed}
     double = {weight for weight, transposed in roles if transposed and weight in plain}
     for node, weight in calls:
@@ -58,12 +56,16 @@ def read_in_other_roles(captured: Captured) -> frozenset[str]:
     return frozenset(captured.tensors[weight.name] for weight in double)
 
 
+def _is_transposed(node: fx.Node) -> bool:
+    layer = operator_of(node.target).layer
+    return layer is not None and layer.transposed
+
+
 def biases_read_elsewhere(captured: Captured) -> frozenset[str]:
     """Names of the biases of layers that something reads that adds them in no layer."""
     added: dict[fx.Node, set[fx.Node]] = {}
     for node in captured.graph.nodes:
-        layer = operator_of(node.target).layer if node.op == "call_function" else None
-        bias = layer.argument(node, "bias") if layer is not None else None
-        if isinstance(bias, fx.Node) and bias.name in captured.tensors:
-            added.setdefault(bias, set()).add(node)
+        for bias in biases_of(node) if node.op == "call_function" else ():
+            if isinstance(bias, fx.Node) and bias.name in captured.tensors:
+                added.setdefault(bias, set()).add(node)
     return frozenset(captured.tensors[bias.name] for bias, layers in added.items() if set(bias.users) - layers)

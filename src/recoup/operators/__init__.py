@@ -6,16 +6,19 @@ Importing this package fills the table; `recoup.operators.record` looks operator
 from recoup.operators import (
     checks,
     convolution,
+    experts,
     linear,
     movement,
     norm,
     pairing,
     pointwise,
     pooling,
+    recurrent,
     reduction,
     spreading,
 )
 
 __all__ = [
-    "checks", "convolution", "linear", "movement", "norm", "pairing", "pointwise", "pooling", "reduction", "spreading",
+    "checks", "convolution", "experts", "linear", "movement", "norm", "pairing", "pointwise", "pooling", "recurrent",
+    "reduction", "spreading",
 ]  # fmt: skip

@@ -26,6 +26,7 @@ class LabelCall:
     args: tuple[Value, ...]
     kwargs: Mapping[str, Value]
     shape: Any  # of the result: a size, or a list of sizes when the operation returns several tensors
+    follows: bool = False  # whether its numbers are sizes that a module of torch's own remembers, and that follow
 
     @property
     def site(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 
@@ -23,6 +24,11 @@ def writes(node: fx.Node) -> bool:
     """Whether an operation writes into one of its operands."""
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:

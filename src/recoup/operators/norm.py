@@ -84,7 +84,7 @@ def group_norm(call: LabelCall, constraints: Constraints) -> Value:
     return along(channels, 1, call.shape)
 
 
-def _refresh_normalised(module: Any) -> None:
+def _refresh_normalised(module: Any, _: Tensor | None) -> None:
     """Fewer channels; over n in the place of m the mean of the squares is m / n times as large, and so is epsilon."""
     if module.weight is None or tuple(module.weight.shape) == tuple(module.normalized_shape):
         return

@@ -11,12 +11,13 @@ channels that reach it, and `recoup.inspect` names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from recoup.algebra.patches import Window
@@ -58,6 +59,37 @@ class LayerCall:
         return argument(node, place, name, default)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What a call reads to multiply by one of its weights, with the window it does so by (None: linear).
+
+    Of a call with several weights (`is_part`), what one of them makes of `inputs` is computed here.
+    """
+
+    weight: Any
+    inputs: Tensor
+    window: Window | None = None
+    is_part: bool = False
+    bias: Any = None
+
+    def outputs(self, result: Any) -> Tensor:
+        """What the weight makes of it, given what the call returned."""
+        made: Tensor = F.linear(self.inputs, self.weight, self.bias) if self.is_part else result
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentCall:
+    """How an operator is called that multiplies by several weights, step by step along a sequence.
+
+    `layers` gives them from the arguments of a call, be these nodes or tensors, each with its bias or None; `read` what
+    is read for each of them, in the same order, given the function that is called, its arguments and what it returned.
+    """
+
+    layers: Callable[[Sequence[Any]], Sequence[tuple[Any, Any]]]
+    read: Callable[[Callable[..., Any], Sequence[Any], Any], Iterator[Reading]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """All that is known of an operator.
@@ -66,7 +98,10 @@ class Operator:
     resize: what it is called with once channels are gone.
     differential: how its result moves with its operands; None where it acts on each value alone, or is left to torch.
     layer: how to read its call, for a product with a weight.
+    recurrent: the same for one with several weights, which it multiplies by at every step of a sequence.
     pair: which dims of activations it multiplies over, for what a product of them costs.
+    macs: multiply-accumulates of a call that torch does not count.
+    require: raises a RuntimeError for arguments that do not fit, where torch itself would read beyond their ends.
     weights: places of operands that are stored tensors, or can be computed once and stored.
     is_movement: it only puts elements elsewhere.
     is_pointwise: it acts on each element by itself.
@@ -85,7 +120,10 @@ class Operator:
     resize: Resize = unchanged
     differential: Derive | None = None
     layer: LayerCall | None = None
+    recurrent: RecurrentCall | None = None
     pair: Pair | None = None
+    macs: Callable[[fx.Node], int] | None = None
+    require: Callable[[Sequence[Any]], None] | None = None
     weights: tuple[int, ...] = ()
     is_movement: bool = False
     is_pointwise: bool = False
@@ -135,6 +173,27 @@ def known_operators() -> Mapping[str, Operator]:
 def refresh_of(module: nn.Module) -> Refresh | None:
     """What brings the sizes that a module remembers in line with its tensors, if anything has to."""
     return next((refresh for kind, refresh in _REFRESH.items() if isinstance(module, kind)), None)
+
+
+def weights_of(node: fx.Node) -> tuple[Any, ...]:
+    """What a call has in the places of its weights, in the order of its readings; nothing if it is no layer."""
+    record = operator_of(node.target)
+    if record.layer is not None:
+        return (record.layer.argument(node, "weight"),)
+    return () if record.recurrent is None else tuple(weight for weight, _ in record.recurrent.layers(node.args))
+
+
+def biases_of(node: fx.Node) -> tuple[Any, ...]:
+    """The biases beside them, None for one that is not there."""
+    record = operator_of(node.target)
+    if record.layer is not None:
+        return (record.layer.argument(node, "bias"),)
+    return () if record.recurrent is None else tuple(bias for _, bias in record.recurrent.layers(node.args))
+
+
+def remembers_sizes(kind: str) -> bool:
+    """Whether modules of a class, by its full name, remember sizes that are brought in line with their tensors."""
+    return any(f"{known.__module__}.{known.__qualname__}" == kind for known in _REFRESH)
 
 
 def is_movement(node: fx.Node) -> bool:

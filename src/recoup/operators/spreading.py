@@ -41,7 +41,7 @@ operator("broadcast_to", resize=size_at(1))(expand)
 
 def fill(call: LabelCall, constraints: Constraints) -> Value:
     """A constant of any size."""
-    copies = _copies(call.shape, range(len(call.shape)), constraints)
+    copies = _copies(call.shape, range(len(call.shape)), constraints, follows=call.follows)
     return unlabelled(call.shape, FIXED) if copies is None else copies
 
 
@@ -105,9 +105,11 @@ def _beside(labels: Tensor, dim: int, before: int, after: int, constraints: Cons
     return torch.cat(parts, dim)
 
 
-def _copies(shape: Sequence[int], dims: Sequence[int], constraints: Constraints) -> Tensor | None:
+def _copies(
+    shape: Sequence[int], dims: Sequence[int], constraints: Constraints, *, follows: bool = False
+) -> Tensor | None:
     sizes = [shape[dim] for dim in dims]
-    if constraints.sizes_stay:
+    if constraints.sizes_stay and not follows:
         return None
     if not 1 < math.prod(sizes) <= MOST_COPIES:
         return torch.full((), NONE).expand(tuple(shape)) if math.prod(sizes) == 1 else None

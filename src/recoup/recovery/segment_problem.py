@@ -14,14 +14,14 @@ from recoup.algebra.patches import paired_rows
 from recoup.algebra.whitening import Whitening, whitened_inputs, whitened_outputs
 from recoup.graph.modes import exact_float32
 from recoup.graph.runner import Watcher
-from recoup.operators.record import operator_of
+from recoup.operators.record import operator_of, weights_of
 from recoup.recovery.cut_graph import CutGraph, agree
 from recoup.recovery.parts import Part
 from recoup.recovery.residual import Residual, wide
 from recoup.recovery.segments import Segment
 from recoup.recovery.twin_run import SegmentBatch, TwinRun
 from recoup.statistics.calibrate import most_inputs
-from recoup.statistics.observe import layer_call, read_by
+from recoup.statistics.observe import readings
 
 # Output positions per image from which the second moments of a layer's inputs are taken.
 POSITIONS = 16
@@ -135,23 +135,27 @@ class SegmentProblem:
         self._whitenings = tuple(found)
 
     def _whitened_inputs(self, segment_batches: Sequence[SegmentBatch]) -> list[Tensor | None]:
-        wanted = {part.node: part for part in self._parts if self._is_plain(part)}
-        sums: dict[str, Accumulator] = {}
+        wanted = {(part.node, part.weight): part for part in self._parts if self._is_plain(part)}
+        sums: dict[tuple[str, str | None], Accumulator] = {}
+        calls = {part.node for part in wanted.values()}
         generator = torch.Generator().manual_seed(0)
 
         def watch(node: fx.Node, args: Any, kwargs: Any, result: Any) -> None:
-            if node.name not in wanted:
-                return
-            inputs, window = read_by(node.target, layer_call(node.target, args, kwargs))
-            for rows, _ in paired_rows(inputs, result, window, POSITIONS, generator):
-                sums.setdefault(node.name, Accumulator(rows.shape[1], rows.device)).update(rows)
+            keys = [(node.name, str(weight.target)) for weight in weights_of(node)] if node.name in calls else []
+            for key, reading in zip(keys, readings(node.target, args, kwargs, result) if keys else (), strict=True):
+                if key not in wanted:
+                    continue
+                made = reading.outputs(result)
+                for rows, _ in paired_rows(reading.inputs, made, reading.window, POSITIONS, generator):
+                    sums.setdefault(key, Accumulator(rows.shape[1], rows.device)).update(rows)
 
         with torch.no_grad():
             for batch in segment_batches:
                 self._run(self._entries(batch), self._base, watch)
-        found = {name: whitened_inputs(sums[name].moments(), part.bias is not None) for name, part in wanted.items()}
+        found = {key: whitened_inputs(sums[key].moments(), part.bias is not None) for key, part in wanted.items()}
         like = wide(next(iter(self._base.values())))
-        return [found[part.node].to(like) if part.node in found else None for part in self._parts]
+        keys = ((part.node, part.weight) for part in self._parts)
+        return [found[key].to(like) if key in found else None for key in keys]
 
     def _is_plain(self, part: Part) -> bool:
         """Whether every column but a bias' is an input that can be seen."""

@@ -9,7 +9,8 @@ from torch import Tensor, fx
 
 from recoup.channels.groups import Structure
 from recoup.graph.expressions import FUNCTIONS
-from recoup.operators.record import operator_of
+from recoup.operators.names import is_random
+from recoup.operators.record import operator_of, weights_of
 from recoup.recovery.schedule import RefitPoint, Schedule
 from recoup.statistics.calibrate import Calibration
 
@@ -61,16 +62,29 @@ def segments_of(
     found: dict[str, Segment] = {}
     starts: list[int] = []
     for point in schedule.points:
-        read = [group for group in structure.groups if point.consumer.name in group.consumers]
-        if point.consumer.weight not in written or any(len(group.consumers) > 1 for group in read):
+        alone = segment_before(schedule, structure, point)
+        if point.consumer.weight not in written or not _has_all_readers(alone, structure, point):
             continue
-        starts.append(segment_before(schedule, structure, point).start)
+        starts.append(alone.start)
         reach = span if point.skip is not None else 1
         segment = segment_before(schedule, structure, point, min(starts[-reach:]))
         is_known = point.skip is None or point.skip in {*segment.entries, *(node.name for node in segment.nodes)}
         if is_known and segment.exits:
             found[point.node] = segment
     return found
+
+
+def _has_all_readers(segment: Segment, structure: Structure, point: RefitPoint) -> bool:
+    """Whether the segment has all that reads what the point's layer does: that layer, and recurrent ones that make it.
+
+    A recurrent layer does not end one, as it has several points.
+    """
+    several = {node.name for node in segment.nodes if len(weights_of(node)) > 1}
+    read = (group for group in structure.groups if point.consumer.name in group.consumers)
+    others = (consumer for group in read for consumer in structure.consumers_of(group))
+    return point.node not in several and all(
+        other.name == point.consumer.name or other.node in several for other in others
+    )
 
 
 def last_needs(schedule: Schedule, segments: Iterable[Segment] = ()) -> dict[str, str]:
@@ -90,24 +104,22 @@ def last_needs(schedule: Schedule, segments: Iterable[Segment] = ()) -> dict[str
 
 
 def _segment(schedule: Schedule, structure: Structure, point: RefitPoint, start: int, end: int) -> Segment:
-    inside = [node for node in schedule.nodes[start:end] if node.op == "call_function"]
-    inside = [*_counters(schedule, inside), *inside]
+    own = [node for node in schedule.nodes[start:end] if node.op == "call_function"]
+    inside = [*_counters(schedule, own), *own]
     names = {node.name for node in inside}
     read = {value for node in inside for value in node.all_input_nodes if value.op in ("call_function", "placeholder")}
     entries = tuple(sorted(value.name for value in read if value.name not in names))
-    exits = tuple(
-        node.name for node in inside if not _counts(node) and any(user.name not in names for user in node.users)
-    )
+    exits = tuple(node.name for node in own if not _counts(node) and any(user.name not in names for user in node.users))
     layers = [product for product in structure.products if product.node in names]
     tensors = [name for product in layers for name in (product.weight, product.bias) if name is not None]
     return Segment(point, start, end, tuple(inside), entries, exits, tuple(dict.fromkeys(tensors)))
 
 
 def _counters(schedule: Schedule, inside: list[fx.Node]) -> list[fx.Node]:
-    """Operations from before that tell the ones inside how many samples there are."""
+    """Operations from before that tell the ones inside how many samples there are, or fill tensors of that size."""
     needed = set(inside)
     for node in reversed(schedule.nodes):
-        if _counts(node) and any(user in needed for user in node.users):
+        if (_counts(node) or _fills(node)) and any(user in needed for user in node.users):
             needed.add(node)
     return [node for node in schedule.nodes if node in needed and node not in inside]
 
@@ -116,6 +128,12 @@ def _counts(node: fx.Node) -> bool:
     """Whether a node gives a number, not a tensor: a size, or arithmetic on sizes."""
     is_arithmetic = node.op == "call_function" and node.target in FUNCTIONS.values()
     return is_arithmetic or (node.op == "call_function" and operator_of(node.target).gives_number)
+
+
+def _fills(node: fx.Node) -> bool:
+    """Whether a node makes a tensor of sizes alone, as the state that a recurrent layer begins with."""
+    is_call = node.op == "call_function" and not node.is_impure()
+    return is_call and not is_random(node) and all(_counts(source) for source in node.all_input_nodes)
 
 
 def _ends(node: fx.Node, calls: set[str]) -> bool:

@@ -77,7 +77,8 @@ class _Refit:
         self._kept = structure.keep_indices(self.consumer.inputs, keep).nonzero().squeeze(1).to(device)
         self._made = structure.keep_indices(self.consumer.outputs, keep).nonzero().squeeze(1).to(device)
         self._prior = written.get(self.consumer.weight, self._original)
-        self._bias = next(product.bias for product in structure.products if product.node == point.node)
+        calls = (product for product in structure.products if product.weight == self.consumer.weight)
+        self._bias = next(product.bias for product in calls if product.node == point.node)
         self._biases = {name: written.get(name, calibration.parameters.get(name)) for name in self.consumer.biases}
         self.inputs = len(self._kept) * self.consumer.kernel
         self._method = sequential_method(calibration)

@@ -11,6 +11,7 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
@@ -20,10 +21,11 @@ from recoup.algebra.patches import Window
 from recoup.graph.runner import Look, arguments, call, grouped, lookup, run
 from recoup.graph.standalone import Standalone, entering
 from recoup.inputs.batches import Inputs, tensors_in
+from recoup.operators.record import Reading, weights_of
 from recoup.recovery.activation_store import ActivationStore, resident_of, size_of
 from recoup.recovery.schedule import RefitPoint, Schedule, drifting
 from recoup.recovery.segments import Segment, last_needs
-from recoup.statistics.observe import layer_call, read_by
+from recoup.statistics.observe import readings
 
 Values: TypeAlias = dict[str, Any]
 
@@ -253,9 +255,16 @@ class TwinRun:
     def _refit_batch(self, point: RefitPoint, batch: _TwinValues) -> RefitBatch:
         node = self._by_name[point.node]
         original, pruned = self._lookups(batch)
-        outputs = call(node, original)
-        inputs, window = read_by(node.target, layer_call(node.target, *arguments(node, pruned)))
-        return RefitBatch(inputs, window, outputs, outputs + self._lost(point, original, pruned, outputs))
+        result = call(node, original)
+        seen = self._reading(point, node, original, result)
+        found = self._reading(point, node, pruned, call(node, pruned) if seen.is_part else None)
+        outputs = seen.outputs(result)
+        return RefitBatch(found.inputs, found.window, outputs, outputs + self._lost(point, original, pruned, outputs))
+
+    def _reading(self, point: RefitPoint, node: fx.Node, look: Look, result: Any) -> Reading:
+        """What the point's layer reads, among all that a call reads."""
+        place = [weight.target for weight in weights_of(node)].index(point.consumer.weight)
+        return next(islice(readings(node.target, *arguments(node, look), result), place, None))
 
     def _lost(self, point: RefitPoint, original: Any, pruned: Any, outputs: Tensor) -> Tensor:
         """What the layer has to add to its output to make up for its skip; outputs that cannot reach it add nothing."""

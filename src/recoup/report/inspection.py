@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recoup.channels.cost import Cost, cost, macs_by_call
+from recoup.channels.cost import Cost, cost, macs_by_product
 from recoup.channels.groups import Structure
 from recoup.report.content import GroupRow, group_rows
 from recoup.report.formatting import short
@@ -220,8 +220,8 @@ def _groups(
 
 def _macs_by_channel(structure: Structure) -> Tensor:
     """Multiply-accumulates that make each channel (width,)."""
-    macs = macs_by_call(structure, structure.keep_all())
-    return _by_channel(structure, ((product.weight, macs[product.node]) for product in structure.products))
+    macs = macs_by_product(structure, structure.keep_all())
+    return _by_channel(structure, ((product.weight, macs[product]) for product in structure.products))
 
 
 def _parameters_by_channel(structure: Structure, model: nn.Module) -> Tensor:

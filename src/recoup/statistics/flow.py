@@ -147,6 +147,8 @@ def _embedded(node: fx.Node, table: Tensor) -> Carried:
 
 def _rule(name: str, record: Operator, node: fx.Node) -> Callable[[fx.Node, Any, dict[str, Any]], Any]:
     """How the absolute network computes an operation on activations."""
+    if record.recurrent is not None or record.macs is not None:  # weights that are no layer's own
+        raise _no_counterpart(node)
     if name in _NORMS:
         return _norm
     if name in _SUMS or record.is_addition:

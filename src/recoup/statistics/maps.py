@@ -23,6 +23,7 @@ from recoup.channels.groups import named_tensors
 from recoup.errors import CalibrationError, UsageError
 from recoup.graph.copies import working_copy
 from recoup.inputs.batches import Inputs, call_checked, tensors_in
+from recoup.operators.names import operation_name
 from recoup.operators.record import operator_of
 from recoup.statistics.calibrate import Calibration, watched
 from recoup.statistics.observe import layer_call
@@ -171,7 +172,11 @@ def _bytes_per_image(calibration: Calibration) -> int:
     for consumer in watched(calibration.structure):
         node = nodes[consumer.node]
         layer = operator_of(node.target).layer
-        assert layer is not None
+        if layer is None:
+            raise UsageError(
+                f"{consumer.name} is multiplied by step after step within {operation_name(node.target)}, where there "
+                "are no maps to look at. Choose a selector that needs none, such as 'backward', or exclude= the module."
+            )
         value = layer.argument(node, "input").meta["val"]
         total += value.numel() * value.element_size()
     return total

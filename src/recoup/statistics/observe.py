@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from recoup.algebra.patches import Window
-from recoup.operators.record import operator_of
+from recoup.operators.record import Reading, operator_of
 
 
 class Listener(Protocol):
@@ -21,7 +21,7 @@ class Listener(Protocol):
 
 
 class Observer(TorchFunctionMode):
-    """While active, calls the listener of a weight whenever a convolution or linear layer multiplies by it."""
+    """While active, calls the listener of a weight whenever a layer multiplies by it."""
 
     def __init__(self, listeners: Mapping[int, Listener]) -> None:
         """Listeners by `id` of the weight."""
@@ -34,11 +34,11 @@ class Observer(TorchFunctionMode):
         """Run the operation, then tell."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        call = layer_call(func, args, kwargs)
-        listener = self._listeners.get(id(call.get("weight")))
-        if listener is not None:
-            inputs, window = read_by(func, call)
-            listener(inputs, result.detach(), window)
+        if any(id(weight) in self._listeners for weight in _weights(func, args, kwargs)):
+            for reading in readings(func, args, kwargs, result):
+                listener = self._listeners.get(id(reading.weight))
+                if listener is not None:
+                    listener(reading.inputs, reading.outputs(result).detach(), reading.window)
         return result
 
 
@@ -53,3 +53,24 @@ def read_by(target: Any, call: Mapping[str, Any]) -> tuple[Tensor, Window | None
     layer = operator_of(target).layer
     assert layer is not None
     return layer.read(call)
+
+
+def readings(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Iterator[Reading]:
+    """What a call reads for each of its weights, in the order of `weights_of`; nothing if it is no layer.
+
+    `result` is what it returned; a call with one weight need not have been run.
+    """
+    record = operator_of(target)
+    if record.layer is not None:
+        call = layer_call(target, args, kwargs)
+        inputs, window = read_by(target, call)
+        yield Reading(call.get("weight"), inputs, window)
+    elif record.recurrent is not None:
+        yield from record.recurrent.read(target, args, result)
+
+
+def _weights(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    record = operator_of(target)
+    if record.recurrent is not None:
+        return tuple(weight for weight, _ in record.recurrent.layers(args))
+    return (layer_call(target, args, kwargs).get("weight"),)

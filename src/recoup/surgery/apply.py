@@ -161,7 +161,7 @@ def _replace(places: _Places, old: Tensor, value: Tensor) -> None:
 
 
 def _refresh_attributes(model: nn.Module, slices: Iterable[Slice]) -> None:
-    """Bring the sizes that torch's own layers remember in line with their tensors."""
+    """Bring the sizes, and lists of tensors, that torch's own layers remember in line with their tensors."""
     rows = {piece.tensor: piece.kept for piece in slices if piece.dim == 0}
     for name in {piece.tensor.rpartition(".")[0] for piece in slices}:
         module = model.get_submodule(name)
