@@ -124,6 +124,15 @@ def test_anything_but_a_sum_of_layers_locks(norm, between, named):
     assert any("normalises over channels" in reason and named in reason for reason in reasons), reasons
 
 
+def test_a_fixed_precision_holds_what_has_to_be_centred():
+    """The proof runs in float64, where a sum that was rounded before is not zero."""
+    cast = Before(nn.LayerNorm, lambda net, x: x.to(torch.float32))
+    reasons = trace(cast, torch.randn(4, 5), streams=True).structure.group("first").reasons
+    assert any("to in forward fixes its precision" in reason for reason in reasons), reasons
+    cast = Before(nn.RMSNorm, lambda net, x: x.to(torch.float32))
+    assert trace(cast, torch.randn(4, 5), streams=True).structure.group("first").free == 8
+
+
 @pytest.mark.parametrize("between", [lambda net, x: x, lambda net, x: 2 * x.view(-1, 8) + F.dropout(x, training=False)])
 def test_a_sum_of_layers_does_not(between):
     structure = trace(Before(nn.LayerNorm, between), torch.randn(4, 5), streams=True).structure
@@ -151,6 +160,44 @@ class Part(nn.Module):
 def test_half_a_stream_is_not_centred_by_itself():
     reasons = trace(Part(), torch.randn(4, 5), streams=True).structure.group("first").reasons
     assert "layer_norm in norm normalises over channels: it sees a part of them" in reasons
+
+
+class Classes(nn.Module):
+    """A class token beside patches, which the norm meets before anything says that they have the same channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.token = nn.Linear(5, 8), nn.Parameter(torch.randn(1, 1, 8))
+        self.places, self.norm, self.last = nn.Parameter(torch.randn(1, 4, 8)), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), -1, -1), self.patches(x)], dim=1) + self.places
+        return self.last(self.norm(x)[:, 0])
+
+
+def test_a_class_token_is_no_head():
+    model, x = Classes().eval(), torch.randn(4, 3, 5)
+    traced = trace(model, x, streams=True)
+    group = traced.structure.group("patches")
+    assert group.width == group.free == 8
+    keep = traced.structure.keep_all()
+    keep[group.start : group.start + 3] = False
+    plan = plain_cut(traced, keep)
+    assert recoup.verify(model, plan, recoup.apply(model, plan), x).difference < 1e-10
+
+
+def test_norms_within_heads_leave_heads_what_they_are():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(5, 12), nn.LayerNorm(4), nn.Linear(12, 3)
+
+        def forward(self, x):
+            return self.last(self.norm(self.first(x).view(-1, 3, 4)).flatten(1))
+
+    for streams in (False, True):
+        group = trace(Heads(), torch.randn(4, 5), streams=streams).structure.group("first")
+        assert (group.width, group.free) == (3, 3)
 
 
 def test_centred_values_have_no_mean():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import fx
 
 from recoup.graph.capture import Captured, module_path
@@ -16,7 +17,8 @@ from recoup.operators.names import operation_name
 from recoup.operators.record import Operator, operator_of
 
 # They keep what is zero at zero, and a mean over channels of zero too.
-_LINEAR = ("clone", "contiguous", "alias", "to", "_to_copy", "detach", "type_as", "mean", "sum")
+_CASTS = ("to", "_to_copy")
+_LINEAR = ("clone", "contiguous", "alias", *_CASTS, "detach", "type_as", "mean", "sum")
 _SCALES = ("mul", "div")
 
 
@@ -25,7 +27,7 @@ def hold_norms(constraints: Constraints, captured: Captured) -> None:
     nodes = {node.name: node for node in captured.graph.nodes}
     stored = {captured.tensors[name]: nodes[name] for name in captured.tensors if name in nodes}
     for place, norm in enumerate(constraints.norms):
-        sources, obstacle = _sources(nodes[norm.node].all_input_nodes[0], captured)
+        sources, obstacle = _sources(nodes[norm.node].all_input_nodes[0], captured, norm.is_centred)
         users = {user for name in (norm.gain, norm.bias) if name is not None for user in stored[name].users}
         if obstacle is None and any(user.name not in {other.node for other in constraints.norms} for user in users):
             obstacle = f"{norm.gain} is read by others too"
@@ -34,7 +36,7 @@ def hold_norms(constraints: Constraints, captured: Captured) -> None:
         constraints.norms[place] = replace(norm, sources=sources)
 
 
-def _sources(value: fx.Node, captured: Captured) -> tuple[frozenset[str], str | None]:
+def _sources(value: fx.Node, captured: Captured, is_centred: bool) -> tuple[frozenset[str], str | None]:
     """The tensors that a value is a sum of, and what stands in the way of that."""
     found: set[str] = set()
     waiting, seen = [value], {value}
@@ -47,10 +49,12 @@ def _sources(value: fx.Node, captured: Captured) -> tuple[frozenset[str], str | 
             return frozenset(), f"{node.name} is nothing to be changed"
         elif makes_channels(node, operator_of(node.target)):
             found |= {captured.tensors[part.name] for part in node.all_input_nodes if part.name in captured.tensors}
+        elif is_centred and _rounds(node):
+            return frozenset(), f"{_site(node)} fixes its precision, in which it is not centred exactly"
         elif passes_on(node, operator_of(node.target)):
             behind = node.all_input_nodes
         else:
-            return frozenset(), f"{operation_name(node.target)} in {module_path(node) or 'forward'} comes before it"
+            return frozenset(), f"{_site(node)} comes before it"
         waiting += [source for source in behind if source not in seen]
         seen.update(behind)
     return frozenset(found), None
@@ -61,6 +65,18 @@ def makes_channels(node: fx.Node, record: Operator) -> bool:
     if record.layer is None:
         return operation_name(node.target) == "embedding"
     return not (record.layer.has_window and record.layer.argument(node, "groups", 1) != 1)
+
+
+def _rounds(node: fx.Node) -> bool:
+    """Whether it casts to a precision that is written into the code."""
+    given = (*node.args, *node.kwargs.values())
+    return operation_name(node.target) in _CASTS and any(
+        isinstance(value, torch.dtype) and value.is_floating_point for value in given
+    )
+
+
+def _site(node: fx.Node) -> str:
+    return f"{operation_name(node.target)} in {module_path(node) or 'forward'}"
 
 
 def passes_on(node: fx.Node, record: Operator) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from recoup.labels.arrays import FIXED, NONE, along, constant, core, varies
+from recoup.labels.arrays import FIXED, NONE, along, components, constant, core, varies
 
 RETURNED = "the model returns it"
 
@@ -249,6 +249,11 @@ class Constraints:
         merged = self.tie(table.reshape(-1, table[(0,) * len(others)].numel()), reason)
         shape = [1 if dim in mixed else size for dim, size in enumerate(small.shape)]
         return merged.view(shape).expand(labels.shape)
+
+    def merged(self, labels: Tensor) -> Tensor:
+        """Labels >= 0 with one of them, as far as is known by now, for each channel."""
+        edges = torch.cat(self.edges, dim=1) if self.edges else torch.zeros(2, 0, dtype=torch.long)
+        return components(self.count, edges)[labels]
 
     def site(self, tensor: TensorRef, dim: int, labels: Tensor) -> None:
         """Index i along `dim` of a parameter or buffer goes with labels[i]."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from recoup.labels.arrays import along, varying_dims
+from recoup.labels.arrays import along, core, varying_dims
 from recoup.labels.constraints import Constraints, Norm, TensorRef
 from recoup.operators.call import LabelCall, Value, lock_operands
 from recoup.operators.differential import Differential, RecordedCall
@@ -119,16 +119,26 @@ def layer_norm(call: LabelCall, constraints: Constraints) -> Value:
     """Over the last dims; exact where all that is normalised together stays, or the statistics can be put right."""
     labels = constraints.labels_of(call.args[0])
     dims = range(labels.dim() - len(call.args[1]), labels.dim())
-    if constraints.frees_norms and call.name in _EPS and _is_of_channels(labels, len(dims)):
+    if constraints.frees_norms and call.name in _EPS and len(dims) == 1 and _is_of_channels(labels, constraints):
         return _over_channels(call, labels, constraints)
     mixed = constraints.mix(labels, dims, f"{call.site} normalises over channels")
     result = labels if mixed is None else mixed
     return result if call.name != "native_layer_norm" else [result, None, None]
 
 
-def _is_of_channels(labels: Tensor, dims: int) -> bool:
-    """Whether all that is normalised together are channels, one for each index of the last dim."""
-    return dims == 1 and varying_dims(labels) == [labels.dim() - 1] and bool((labels.flatten(0, -2)[0] >= 0).all())
+def _is_of_channels(labels: Tensor, constraints: Constraints) -> bool:
+    """Whether all that is normalised together are channels, one for each index of the last dim.
+
+    Along another dim some may be told apart so far, such as a class token beside patches; heads all differ.
+    """
+    (small,) = core(labels)
+    last = labels.dim() - 1
+    if bool((small < 0).any()) or last not in varying_dims(labels):
+        return False
+    others = [dim for dim in varying_dims(labels) if dim != last]
+    if others:
+        small = constraints.merged(small)
+    return all(len(small.movedim(dim, 0).flatten(1).unique(dim=0)) < small.shape[dim] for dim in others)
 
 
 def _over_channels(call: LabelCall, labels: Tensor, constraints: Constraints) -> Value:

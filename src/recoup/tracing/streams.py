@@ -142,7 +142,7 @@ class _Search:
         elif node.op == "call_function" and makes_channels(node, operator_of(node.target)):
             self._require_read_once(node, inputs)
             self.raw |= {node} if self._carries(node) else set()
-        elif inputs:
+        elif inputs and not (node.op == "call_function" and operator_of(node.target).is_check):
             self._pass_on(node, inputs)
 
     def _pass_on(self, node: fx.Node, inputs: list[fx.Node]) -> None:
@@ -169,7 +169,7 @@ class _Search:
 
     def _require_read_once(self, node: fx.Node, inputs: list[fx.Node]) -> None:
         """A layer reads channels by its weight; an input that is none of its own is another matter."""
-        if inputs and (operator_of(node.target).layer is None or inputs != [node.all_input_nodes[0]]):
+        if inputs and inputs != [_read_by(node)]:
             raise _RefusedError(_not_linear(node))
 
     def _readers(self, is_centred: bool) -> Iterator[Reader]:
@@ -177,7 +177,7 @@ class _Search:
         nodes = {node.name: node for node in self.captured.graph.nodes}
         ways: dict[str, Reader] = {}
         for product in self.structure.products:
-            value = nodes[product.node].all_input_nodes[0]
+            value = _read_by(nodes[product.node])
             if value not in self.raw and value not in self.behind:
                 continue
             norm = self.behind.get(value)
@@ -212,6 +212,12 @@ class _Search:
             if (site.tensor, site.dim) not in read and site.tensor not in scale | sources:
                 raise _RefusedError(f"{site.tensor} acts on its channels one by one")
         return sites
+
+
+def _read_by(node: fx.Node) -> fx.Node | None:
+    """What a layer reads by its weight."""
+    layer = operator_of(node.target).layer
+    return None if layer is None else layer.argument(node, "input")
 
 
 def _not_linear(node: fx.Node) -> str:
