@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import recoup
-from recoup.errors import LockedError, UsageError, VerificationError
+from recoup.errors import CaptureError, LockedError, UsageError, VerificationError
 from recoup.report.reading import report_from_json
 from recoup.tracing.configured import UNCOUNTED, rebuilt
-from tests.language import Model, batches, build, config
+from tests.language import Cache, Model, batches, build, config
 
 HALF = recoup.Budget(width=0.5)
 
@@ -33,6 +33,15 @@ def test_a_model_without_a_cache_gets_none():
     result = recoup.prune(build(use_cache=False), batches(), budget=HALF, method="fast")
     assert not result.model.config.use_cache
     assert result.report.notes == ()
+
+
+def test_a_cache_that_no_config_switches_off_is_named():
+    class Remembering(Model):
+        def forward(self, input_ids, attention_mask=None):
+            return {"logits": super().forward(input_ids), "cache": Cache()}
+
+    with pytest.raises(CaptureError, match="returns a cache of its past"):
+        recoup.inspect(Remembering(config(use_cache=False)).eval(), batches(1)[0])
 
 
 def test_step_by_step_a_cache_is_no_obstacle():

@@ -114,9 +114,8 @@ def export(
         if can_run and follow is None:
             _check_runs(working_copy(model), inputs)  # says what is wrong with the inputs, if that is what it is
         raise CaptureError(
-            f"{type(model).__name__} cannot be captured by torch.export ({type(error).__name__}: {_brief(error)}). Its "
-            "forward pass likely branches on tensor values or leaves torch; move that part out of the model, or prune "
-            "the sub-module that does the heavy work."
+            f"{type(model).__name__} cannot be captured by torch.export ({type(error).__name__}: {_brief(error)}). "
+            f"{_advice(error)}"
         ) from error
 
 
@@ -203,6 +202,18 @@ def _check_runs(model: nn.Module, inputs: Inputs) -> None:
             f"{_brief(error)}). Check the shape, dtype and number of inputs in the first calibration batch; samples "
             "lie along its first dimension, so a single one is x[None]."
         ) from error
+
+
+def _advice(error: Exception) -> str:
+    if re.search(r"Found <class '.*Cache'> in output", str(error)):
+        return (
+            "It returns a cache of its past, which a graph cannot hold. Have it return none, as use_cache=False in its "
+            "config or in the batches does."
+        )
+    return (
+        "Its forward pass likely branches on tensor values or leaves torch; move that part out of the model, or prune "
+        "the sub-module that does the heavy work."
+    )
 
 
 def _brief(error: Exception) -> str:
