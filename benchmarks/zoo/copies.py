@@ -60,8 +60,8 @@ def _examine(spec: Spec, method: str, setting: Setting, seconds: dict[str, float
     # What a channel does that was constant on all inputs seen is not known on others, and the report says so.
     is_known = not any(group.gone for group in result.report.constant.values())
     inputs = [spec.example(LOOK, NEW)] if is_known else batches
-    error = max(_error(model, result.model, batch) for batch in inputs)
-    return _judged(result, replace(row, inputs="new" if is_known else "seen", error=error))
+    lost = max(_error(model, result.model, batch) for batch in inputs)
+    return _judged(result, replace(row, inputs="new" if is_known else "seen", error=lost))
 
 
 def _why_none(apart: list[float]) -> str:

@@ -23,6 +23,7 @@ from recoup.channels.other_products import with_other_products
 from recoup.channels.patterns import Choice
 from recoup.channels.propagate import propagate
 from recoup.config import require_flag
+from recoup.errors import CaptureError, InputError
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.biases import with_biases
 from recoup.graph.capture import Captured, capture
@@ -30,7 +31,7 @@ from recoup.graph.expressions import shown
 from recoup.graph.folding import fold
 from recoup.graph.modes import without_collection
 from recoup.graph.sizes import Sizes, sizes_of
-from recoup.graph.standalone import Standalone, standalone
+from recoup.graph.standalone import Standalone, entering, standalone
 from recoup.graph.usage import idle_modules, written_tensors
 from recoup.graph.writing import graph_plan
 from recoup.inputs.batches import Inputs, device_of, inputs_of, require_model
@@ -127,6 +128,16 @@ class Traced:
     def idle(self) -> tuple[str, ...]:
         """Modules of the model's class that hold parameters, none of which the captured graph reads."""
         return () if self.form is not None else idle_modules(self.standalone.model, self.standalone.original)
+
+    def serves(self, inputs: Inputs) -> bool:
+        """Whether the captured graph takes a call of this form; where there is no graph to run, any will do."""
+        try:
+            entering(self.standalone.host, inputs.args, inputs.kwargs)
+        except InputError:
+            return False
+        except CaptureError:
+            return True
+        return True
 
     @property
     def state(self) -> tuple[str, ...]:
