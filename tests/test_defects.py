@@ -301,3 +301,25 @@ def test_a_layer_that_never_opens_keeps_the_mean_of_what_it_makes():
     result = recoup.prune(network, [images], widths={"0": 4}, method=recoup.Paper())
     before, after = network[:3](images).mean(0), result.model[:3](images).mean(0)
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+
+
+class CarefulWithLargeBatches(nn.Module):
+    """A branch on the number of samples, as diffusers' Upsample2D has it; its graph is that of one side."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        if len(x) >= 64:
+            x = x.contiguous()
+        return self.head(self.second(x).relu().mean((2, 3)))
+
+
+def test_batches_are_not_put_together_to_more_samples_than_the_graph_takes():
+    with seeded(0):
+        model, batches = CarefulWithLargeBatches().eval(), [torch.randn(16, 3, 8, 8) for _ in range(8)]
+    result = recoup.prune(model, batches, budget=Budget(width=0.5), method="fast")
+    assert result.model.first.out_channels == 4
+    assert result.report.samples == 128

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from torch import nn
+
 import recoup
 from benchmarks.zoo.counting import SAMPLES, Observed, observe
 from benchmarks.zoo.process import peak_memory
@@ -41,7 +43,7 @@ def noted(warned: list[str]) -> Iterator[None]:
 
 def _examine(spec: Spec, method: str, setting: Setting, seconds: dict[str, float]) -> PrunedRow:
     model, batches = spec.build(), spec.batches(setting.samples, BATCH)
-    before = observe(model, spec.example(SAMPLES), SAMPLES)
+    before = observe(model, spec.example(1), 1)
     row = PrunedRow("refused", setting=setting, macs=before.macs)
     try:
         with timed(seconds, "trace"):
@@ -53,10 +55,10 @@ def _examine(spec: Spec, method: str, setting: Setting, seconds: dict[str, float
             result = recoup.prune(model, batches, budget=budget, method=method)
     except recoup.RecoupError as error:
         return replace(row, why=brief(error))
-    return _judged(result, spec, before, row)
+    return _judged(result, model, spec, before, row)
 
 
-def _judged(result: recoup.Result, spec: Spec, before: Observed, row: PrunedRow) -> PrunedRow:
+def _judged(result: recoup.Result, model: nn.Module, spec: Spec, before: Observed, row: PrunedRow) -> PrunedRow:
     """`row` with what the report says, and what the smaller model costs and returns while it runs."""
     report = result.report
     row = replace(
@@ -69,14 +71,15 @@ def _judged(result: recoup.Result, spec: Spec, before: Observed, row: PrunedRow)
         left=report.after.macs,
     )
     try:
-        after = observe(result.model, spec.example(SAMPLES), SAMPLES)
+        after = observe(result.model, spec.example(1), 1)
+        several = observe(result.model, spec.example(SAMPLES), SAMPLES)
     except Exception as error:  # a size of the calibration batches that stayed in it
         return replace(row, result="forward crashes", why=brief(error))
     agree = _agree(report.before.macs, before.macs) and _agree(report.after.macs, after.macs)
     return replace(
         row,
         kept=after.macs / max(1, before.macs),
-        same_shapes=after.shapes == before.shapes,
+        same_shapes=several.shapes == observe(model, spec.example(SAMPLES), SAMPLES).shapes,
         counted={} if agree else before.by_operation,
     )
 

@@ -47,7 +47,8 @@ def span_of(traced: Traced) -> Span:
     structure = traced.structure
     as_they_are = {group.name: Ranking(_locked_first(group)) for group in structure.prunable}
     narrowest = Widths(structure, as_they_are).keep(structure.prunable, 0.0, structure.keep_all())
-    return Span(*(cost(structure, traced.host, keep).macs for keep in (None, narrowest)))
+    model = traced.standalone.model  # a standalone form takes long to make, and its MACs are the same
+    return Span(*(cost(structure, model, keep).macs for keep in (None, narrowest)))
 
 
 def locks_of(structure: Structure) -> Locks:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 # Positional inputs, or keyword inputs.
 Batch = tuple[Any, ...] | dict[str, Any]
@@ -16,8 +17,9 @@ PADDING = 0  # the token in the place of none
 
 
 def call(model: nn.Module, batch: Batch) -> Any:
-    """What a model returns for a batch."""
-    return model(**batch) if isinstance(batch, Mapping) else model(*batch)
+    """What a model returns for a batch, of which it gets a copy: some write into what they read."""
+    own = tree_map_only(Tensor, Tensor.clone, batch)
+    return model(**own) if isinstance(own, Mapping) else model(*own)
 
 
 def tensors(*shapes: tuple[int, ...]) -> Reads:

@@ -94,7 +94,8 @@ class Setting:
 class PrunedRow:
     """What `recoup.prune` makes of one network with a method of its own.
 
-    result, goal, macs, kept, locked, reasons, form: as in a `CutRow`.
+    result, goal, locked, reasons, form: as in a `CutRow`. macs, kept: too, of a call with a single sample, as in the
+    report: what is computed of parameters alone is then counted once.
     said, left: MACs before and after, as the report has them; `counted` are those of the original by torch's operation,
     where one of the two differs.
     warned: what was warned of. error: of the outputs on held-out samples. difference: of the proof.
@@ -134,7 +135,8 @@ class CopiesRow:
     "crash" or "time-out"; `why` says more.
     goal: "half" of every width, or "widths" where a group is of an odd width or locked in part.
     apart: error of the network in which nobody reads a copy, so that it shows whether they are copies.
-    error: of the smaller network on new inputs. Both are relative to the spread of the outputs.
+    error: of the smaller network on `inputs`: "new" ones, or those "seen" where channels are gone that were constant on
+    all of them. Both are relative to the spread of the outputs.
     """
 
     result: str
@@ -144,6 +146,7 @@ class CopiesRow:
     gone: int | None = None
     channels: int | None = None
     apart: float | None = None
+    inputs: str = "new"
     error: float | None = None
     warned: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The page on architectures: per suite a count of what became of its networks, then every network."""
+"""The page on architectures: for every suite a count of what became of its networks, below it every network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from benchmarks.zoo.rows import CutRow, TheirRow
 from benchmarks.zoo.store import Rows
-from benchmarks.zoo.table_of_methods import by_method
+from benchmarks.zoo.table_of_methods import rows_by_method, summary_by_method
 from benchmarks.zoo.verdicts import RIGHT, VERDICTS, gigamacs, locks, power, share, short, verdict
 
 AGREES = 0.01  # of torch's count of MACs, ours may differ by so much
@@ -22,28 +22,35 @@ def rewrite(page: str, text: str) -> str:
 
 
 def render(found: Mapping[str, Rows]) -> str:
-    """Every suite that has rows, as Markdown."""
-    return "\n\n".join(_suite(suite, rows) for suite, rows in found.items() if rows)
+    """Every suite that has rows, as Markdown: the summaries, then the networks."""
+    suites = {suite: rows for suite, rows in found.items() if rows}
+    counts = [f"### {suite}: {len(rows)} networks\n\n{_counts(rows)}" for suite, rows in suites.items()]
+    networks = [f"### Every network of {suite}\n\n{_networks(rows)}" for suite, rows in suites.items()]
+    return "\n\n".join([*counts, *networks])
 
 
-def _suite(suite: str, rows: Rows) -> str:
-    parts = [part for part in (_by_magnitude(rows), by_method(rows)) if part]
-    return "\n".join([f"### {suite}: {len(rows)} networks", "", *"\n\n".join(parts).splitlines()])
+def _counts(rows: Rows) -> str:
+    ours, theirs = _of_magnitude(rows)
+    mine = [*_summary(ours.values(), theirs.values()), *_reasons(ours.values())] if ours or theirs else []
+    return "\n\n".join(part for part in ("\n".join(mine), summary_by_method(rows)) if part)
 
 
-def _by_magnitude(rows: Rows) -> str:
+def _networks(rows: Rows) -> str:
+    ours, theirs = _of_magnitude(rows)
+    lines = [
+        "| network, by a magnitude cut and its proof | GMACs | Recoup | kept | least | locked, and by what | proof |"
+        " seconds: export, trace, all | Torch-Pruning | kept | difference |",
+        "|---" * 11 + "|",
+        *(f"| {name} | {_ours(ours.get(name))} | {_theirs(theirs.get(name))} |" for name in rows),
+    ]
+    mine = "\n".join(lines) if ours or theirs else ""
+    return "\n\n".join(part for part in (mine, rows_by_method(rows)) if part)
+
+
+def _of_magnitude(rows: Rows) -> tuple[dict[str, CutRow], dict[str, TheirRow]]:
     ours = {name: row for name, ways in rows.items() if isinstance(row := ways.get("magnitude"), CutRow)}
     theirs = {name: row for name, ways in rows.items() if isinstance(row := ways.get("torch-pruning"), TheirRow)}
-    if not ours and not theirs:
-        return ""
-    lines = [*_summary(ours.values(), theirs.values()), "", *_reasons(ours.values())]
-    lines.append(
-        "| network, by a magnitude cut and its proof | GMACs | Recoup | kept | least | locked, and by what | proof |"
-        " seconds: export, trace, all | Torch-Pruning | kept | difference |"
-    )
-    lines.append("|---" * 11 + "|")
-    lines += [f"| {name} | {_ours(ours.get(name))} | {_theirs(theirs.get(name))} |" for name in rows]
-    return "\n".join(lines)
+    return ours, theirs
 
 
 def _summary(ours: Iterable[CutRow], theirs: Iterable[TheirRow]) -> list[str]:
@@ -78,7 +85,7 @@ def _reasons(rows: Iterable[CutRow]) -> list[str]:
     """Why networks were refused or crashed, the most frequent first."""
     whys = Counter(short(row.why) for row in rows if row.why)
     lines = [f"- {why} ({count})" for why, count in whys.most_common()]
-    return ["Refused or failed:", "", *lines, ""] if lines else []
+    return ["", "Refused or failed:", "", *lines] if lines else []
 
 
 def _ours(row: CutRow | None) -> str:

@@ -15,14 +15,21 @@ MethodRow = PrunedRow | CopiesRow
 ByWay = dict[Way, dict[str, MethodRow]]
 
 
-def by_method(rows: Rows) -> str:
-    """Settings, a summary, what went wrong, and a row for every network; empty where no method was tried."""
+def summary_by_method(rows: Rows) -> str:
+    """Settings, how many networks are done, and what went wrong; empty where no method was tried."""
+    given = _given(rows)
+    return "\n".join([*_settings(given), "", *_summary(given), *_failures(given)]) if given else ""
+
+
+def rows_by_method(rows: Rows) -> str:
+    """A line for every network; empty where no method was tried."""
+    given = _given(rows)
+    return "\n".join(_every(rows, given)) if given else ""
+
+
+def _given(rows: Rows) -> ByWay:
     found = {way: _of_way(rows, way) for way in WAYS}
-    given: ByWay = {way: mine for way, mine in found.items() if mine}
-    if not given:
-        return ""
-    lines = [*_settings(given), "", *_summary(given), "", *_failures(given), *_every(rows, given)]
-    return "\n".join(lines)
+    return {way: mine for way, mine in found.items() if mine}
 
 
 def _of_way(rows: Rows, way: Way) -> dict[str, MethodRow]:
@@ -102,7 +109,7 @@ def _failures(given: ByWay) -> list[str]:
             for why in _complaints(row):
                 whys.setdefault(why, []).append(name)
         lines += [f"- `{way}`: {why} ({', '.join(names)})" for why, names in whys.items()]
-    return ["What is not as it should be:", "", *lines, ""] if lines else []
+    return ["", "What is not as it should be:", "", *lines] if lines else []
 
 
 def _complaints(row: MethodRow) -> list[str]:
@@ -148,7 +155,8 @@ def _cells(row: MethodRow | None, way: Way) -> str:
         return " | ".join(["-"] * (5 if way in ("fast", "best") else 3))
     cost = f"{row.seconds['total']:.0f}, {row.memory or 0}" if "total" in row.seconds else "-"
     if isinstance(row, CopiesRow):
-        return f"{row.result} | {power(row.error)} | {cost}"
+        seen = "" if row.inputs == "new" else ", on what was seen"
+        return f"{row.result}{seen} | {power(row.error)} | {cost}"
     fell_back = ", by the paper's method" if row.fell_back else ""
     result = f"{row.result}{'' if row.form == 'class' else ', as a graph'}{fell_back}"
     return " | ".join([result, share(row.kept), power(row.error), power(row.difference), cost])

@@ -132,7 +132,7 @@ def prune(
         widths_by_group(traced.structure, goal.widths)  # a name that does not exist is refused before the work
         method = runnable(method, traced, goal)
     with clock("split"):
-        data = split(model, batches, held_out=method.holds_out)
+        data = split(model, batches, held_out=method.holds_out, serves=traced.serves)
         require_served(method, traced, data)
     with clock("measure"):
         acceptance = acceptance_for(given, goal, method, data)

@@ -260,7 +260,9 @@ METHODS = {
             "pruned", "", SETTING, "half", 2_000_000_000, 0.5, 2_000_000_000, 10**9, locked=0.0, error=0.01,
             difference=1e-16, same_shapes=True, seconds={"total": 3.2}, memory=90,
         ),
-        "best-copies": CopiesRow("kept", "", SETTING, "half", 5, 10, 1e-7, 2e-6, seconds={"total": 4.0}, memory=95),
+        "best-copies": CopiesRow(
+            "kept", "", SETTING, "half", 5, 10, 1e-7, "seen", 2e-6, seconds={"total": 4.0}, memory=95,
+        ),
     },
     "other": {
         "fast": PrunedRow(
@@ -286,7 +288,7 @@ def test_methods_have_a_table_of_their_own():
     assert "- `fast`: refused: CaptureError: topk (not)" in page
     assert "- `fast`: 50 MACs after, 70 by torch (other)" in page
     assert "- `best-copies`: lost: 3e-01 of the spread of the outputs (other)" in page
-    assert "| done | 2 | 0% | pruned | 50% | 1e-02 | 1e-16 | 3, 90 | kept | 2e-06 | 4, 95 |" in page
+    assert "| done | 2 | 0% | pruned | 50% | 1e-02 | 1e-16 | 3, 90 | kept, on what was seen | 2e-06 | 4, 95 |" in page
     assert (
         "| other | 1e-07 | 10% | pruned, as a graph, by the paper's method | 70% | - | - | 1, 0 | lost | 3e-01 |"
         in page

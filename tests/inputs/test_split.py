@@ -65,6 +65,19 @@ def test_batches_of_other_shapes_are_not_put_together():
     ]  # fmt: skip
 
 
+def test_batches_are_not_put_together_to_one_that_the_graph_does_not_take():
+    model, asked = nn.Conv2d(3, 4, 3), []
+
+    def serves(inputs):
+        asked.append((tuple(inputs.args[0].shape), inputs.args[0].is_meta))
+        return inputs.size < 25
+
+    found = split(model, [torch.full((10, 3, 8, 8), float(number)) for number in range(5)], serves=serves)
+    assert [batch.size for batch in found.batches] == [16, 4, 16, 4, 8, 2]
+    assert found.numbers == ("1 to 2", "1 to 2", "3 to 4", "3 to 4", "5", "5")
+    assert asked[:2] == [((20, 3, 8, 8), True), ((30, 3, 8, 8), True)]  # of the form alone, before anything is joined
+
+
 def test_batches_too_small_to_be_divided_are_held_out_whole():
     model = nn.Conv2d(3, 4, 3)
     batches = [torch.full((1, 3, 8, 8 + number % 2), float(number)) for number in range(11)]

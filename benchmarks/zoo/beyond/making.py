@@ -11,6 +11,9 @@ from torch import nn
 from benchmarks.zoo.reading import Reads
 from benchmarks.zoo.spec import Spec
 
+# Weights of the usual size for narrow layers: with those for wide ones nearly nothing of the input comes through.
+LIVELY: dict[str, Any] = {"initializer_range": 0.2, "init_std": 0.2}
+
 
 def of(where: str, reads: Reads, *args: Any, size: int | None = None, **options: Any) -> Spec:
     """The network that `library.module:Class` makes of these arguments."""
@@ -20,7 +23,7 @@ def of(where: str, reads: Reads, *args: Any, size: int | None = None, **options:
 
 def hugging_face(name: str, reads: Reads, *, size: int | None = None, **configuration: Any) -> Spec:
     """The transformers network of that class with this configuration."""
-    factory = functools.partial(_from_transformers, name, configuration)
+    factory = functools.partial(_from_transformers, name, {**LIVELY, **configuration})
     return Spec(factory, reads, classes=0, size=size, library="transformers.modeling_utils")
 
 

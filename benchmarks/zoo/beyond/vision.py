@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.zoo.beyond.making import hugging_face
+from benchmarks.zoo.beyond.making import LIVELY, hugging_face
 from benchmarks.zoo.reading import both, pixels, tokens
 
 S = 32  # side of the images
@@ -26,8 +26,8 @@ MOBILE: dict[str, Any] = {
     "neck_hidden_sizes": [8, 16, 16, 24, 32, 40, 64],
 }
 READERS: dict[str, Any] = {
-    "vision_config": {**PATCHES},
-    "text_config": {**ENCODER, "vocab_size": 100, "eos_token_id": 99},
+    "vision_config": {**LIVELY, **PATCHES},
+    "text_config": {**LIVELY, **ENCODER, "vocab_size": 100, "eos_token_id": 99},
 }
 
 VISION = {

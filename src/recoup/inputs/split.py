@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,8 @@ from recoup.inputs.batches import (
 )
 from recoup.inputs.resources import free_on, readable
 from recoup.inputs.surroundings import undisturbed
+
+Serves = Callable[[Inputs], bool]
 
 # One image in five is held out, to judge the fits by.
 HELD_OUT = 5
@@ -92,11 +94,14 @@ class Split:
 
 
 @undisturbed
-def split(model: nn.Module, calibration: Iterable[Any], *, held_out: bool = True) -> Split:
+def split(
+    model: nn.Module, calibration: Iterable[Any], *, held_out: bool = True, serves: Serves | None = None
+) -> Split:
     """All calibration batches, put together to a size that suits the device, every fifth image held out.
 
     A method that judges nothing, such as the paper's, needs no held-out images: with `held_out=False` batches are
-    neither kept nor changed.
+    neither kept nor changed. `serves`, such as that of a `Traced`, says of the form of a batch whether the graph takes
+    it: batches are not put together to one that it would not take.
 
     Raises:
         CalibrationError: there are too few images to hold some out.
@@ -114,7 +119,7 @@ def split(model: nn.Module, calibration: Iterable[Any], *, held_out: bool = True
     numbers: list[str] = []
     held: list[int] = []
     count = 0
-    for number, inputs in _regrouped(given, BATCH_BYTES.get(device.type, BATCH_BYTES["cpu"])):
+    for number, inputs in _regrouped(given, BATCH_BYTES.get(device.type, BATCH_BYTES["cpu"]), serves):
         judging = torch.arange(count, count + inputs.size) % HELD_OUT == HELD_OUT - 1
         count += inputs.size
         if not bool(judging.all()):
@@ -187,20 +192,34 @@ def _checked(inputs: Inputs, number: int, first: Inputs) -> Inputs:
     return inputs
 
 
-def _regrouped(batches: Iterable[Inputs], limit: int) -> Iterator[tuple[str, Inputs]]:
+def _regrouped(batches: Iterable[Inputs], limit: int, serves: Serves | None = None) -> Iterator[tuple[str, Inputs]]:
     """The same samples in batches of up to `limit` bytes, or as they came where they are larger or of other shapes.
 
-    With each come the numbers of the batches in it.
+    They come as they were, too, where `serves` refuses what they would make. With each come the numbers of the batches
+    in it.
     """
     waiting: list[Inputs] = []
     first = 1
     for number, inputs in enumerate(batches, start=1):
-        if waiting and (not _fit_together(waiting[-1], inputs) or _bytes([*waiting, inputs]) > limit):
+        if waiting and not _may_join([*waiting, inputs], limit, serves):
             yield _numbers(first, len(waiting)), _joined(waiting)
             waiting, first = [], number
         waiting.append(inputs)
     if waiting:
         yield _numbers(first, len(waiting)), _joined(waiting)
+
+
+def _may_join(parts: list[Inputs], limit: int, serves: Serves | None) -> bool:
+    """Whether the last of `parts`, which come in this order, may be put to the others."""
+    if not _fit_together(parts[-2], parts[-1]) or _bytes(parts) > limit:
+        return False
+    return serves is None or serves(_form_of(parts))
+
+
+def _form_of(parts: list[Inputs]) -> Inputs:
+    """A batch of the form that `parts` have together, without values."""
+    size = sum(part.size for part in parts)
+    return parts[0].map(lambda tensor: tensor.new_empty((size, *tensor.shape[1:]), device="meta"))
 
 
 def _numbers(first: int, count: int) -> str:

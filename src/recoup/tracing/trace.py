@@ -23,7 +23,7 @@ from recoup.channels.layouts import layouts
 from recoup.channels.other_products import with_other_products
 from recoup.channels.propagate import propagate
 from recoup.channels.settling import with_whole_streams
-from recoup.errors import CaptureError
+from recoup.errors import CaptureError, InputError
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.biases import with_biases
 from recoup.graph.capture import Captured, TooManyConditionsError
@@ -32,7 +32,7 @@ from recoup.graph.folding import fold
 from recoup.graph.modes import without_collection
 from recoup.graph.one_sample import BatchCapture, capture_for_one, captured_for_one
 from recoup.graph.sizes import Sizes
-from recoup.graph.standalone import Standalone, standalone
+from recoup.graph.standalone import Standalone, entering, standalone
 from recoup.graph.usage import idle_modules, written_tensors
 from recoup.graph.writing import graph_plan
 from recoup.inputs.batches import Inputs, device_of, inputs_of, require_model
@@ -160,6 +160,16 @@ class Traced:
     def idle(self) -> tuple[str, ...]:
         """Modules of the model's class that hold parameters, none of which the captured graph reads."""
         return () if self.form is not None else idle_modules(self.standalone.model, self.standalone.original)
+
+    def serves(self, inputs: Inputs) -> bool:
+        """Whether the captured graph takes a call of this form; where there is no graph to run, any will do."""
+        try:
+            entering(self.standalone.host, inputs.args, inputs.kwargs)
+        except InputError:
+            return False
+        except CaptureError:
+            return True
+        return True
 
     @property
     def state(self) -> tuple[str, ...]:
