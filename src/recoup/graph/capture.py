@@ -14,10 +14,10 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils._pytree import TreeSpec, tree_map
 
-from recoup.errors import CaptureError
 from recoup.graph.copies import copied, light_copy, working_copy
 from recoup.graph.functional import make_functional
 from recoup.graph.modes import exporting, symbolic_len
+from recoup.graph.refusals import not_captured, not_run, shown
 from recoup.inputs.batches import Inputs
 from recoup.inputs.surroundings import as_the_caller
 
@@ -111,11 +111,7 @@ def export(
     except Exception as error:  # torch.export raises its own errors and passes on those of user code
         if can_run and follow is None:
             _check_runs(working_copy(model), inputs)  # says what is wrong with the inputs, if that is what it is
-        raise CaptureError(
-            f"{type(model).__name__} cannot be captured by torch.export ({type(error).__name__}: {_brief(error)}). Its "
-            "forward pass likely branches on tensor values or leaves torch; move that part out of the model, or prune "
-            "the sub-module that does the heavy work."
-        ) from error
+        raise not_captured(model, error) from shown(error)
 
 
 def input_nodes(captured: Captured) -> list[fx.Node]:
@@ -193,14 +189,4 @@ def _check_runs(model: nn.Module, inputs: Inputs) -> None:
         with torch.no_grad():
             inputs.call(model)
     except Exception as error:  # user code
-        raise CaptureError(
-            f"{type(model).__name__} fails on inputs of shape {inputs.shapes()} ({type(error).__name__}: "
-            f"{_brief(error)}). Check the shape, dtype and number of inputs in the first calibration batch; samples "
-            "lie along its first dimension, so a single one is x[None]."
-        ) from error
-
-
-def _brief(error: Exception) -> str:
-    """The first line of an error, cut to a readable length."""
-    text = str(error).strip().splitlines()
-    return text[0][:200] if text else ""
+        raise not_run(model, inputs, error) from shown(error)

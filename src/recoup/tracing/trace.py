@@ -33,7 +33,8 @@ from recoup.graph.sizes import Sizes, sizes_of
 from recoup.graph.standalone import Standalone, standalone
 from recoup.graph.usage import idle_modules, written_tensors
 from recoup.graph.writing import graph_plan
-from recoup.inputs.batches import Inputs, device_of, inputs_of, require_model
+from recoup.inputs.batches import Inputs, device_of, inputs_of
+from recoup.inputs.models import require_model
 from recoup.inputs.surroundings import undisturbed
 from recoup.plan import GraphPlan, Plan
 from recoup.surgery.apply import bare_plan
@@ -41,6 +42,7 @@ from recoup.surgery.resize import resize
 from recoup.surgery.verify import follows
 from recoup.tracing.class_support import lock_what_breaks, why_class_fails
 from recoup.tracing.preparation import Prepared, prepared
+from recoup.tracing.samples import require_samples_first
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +168,9 @@ def trace(
     require_model(model)
     require_flag("keep_class", keep_class)
     choice = Choice.of(only, exclude)
-    inputs = inputs_of(example, model).first(1).to(device_of(model))
+    batch = inputs_of(example, model).first(2).to(device_of(model))
+    require_samples_first(model, batch)
+    inputs = batch.first(1)
     with without_collection():
         given = prepared(model, inputs, may_untie=untie)
         return _trace(given, inputs, choice, keep_class=keep_class, may_untie=untie)
