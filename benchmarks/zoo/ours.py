@@ -25,6 +25,7 @@ from recoup.tracing.trace import Traced, plain_cut
 BISECTIONS = 12  # one channel in 4096
 REASONS_SHOWN = 3
 NUMBER = re.compile(r"(?<![A-Za-z])\d+(\.\d+)?(e[-+]\d+)?")
+LINE = re.compile(r" \([^()]+:\d+\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +181,8 @@ def _touched(structure: Structure, weight: str, groups: Tensor) -> list[Group]:
 
 
 def _general(reason: str) -> str:
-    """The reason without numbers, those in the names of modules too: one for all blocks of a kind."""
-    return NUMBER.sub("*", reason)
+    """The reason without lines and numbers, those in the names of modules too: one for all blocks of a kind."""
+    return NUMBER.sub("*", LINE.sub("", reason))
 
 
 @contextmanager

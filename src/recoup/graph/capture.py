@@ -16,6 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_map
 
 from recoup.graph.copies import copied, light_copy, working_copy
 from recoup.graph.functional import make_functional
+from recoup.graph.masks import choose_by_masks
 from recoup.graph.modes import exporting, symbolic_len
 from recoup.graph.refusals import not_captured, not_run, shown
 from recoup.inputs.batches import Inputs
@@ -99,13 +100,13 @@ def export(
     try:
         with exporting(), torch.no_grad(), as_the_caller():
             if follow is None:
-                return _functional(torch.export.export(twin, args, kwargs, strict=False))
+                return _rewritten(torch.export.export(twin, args, kwargs, strict=False))
             limit = _Limit()
             for module in twin.modules():
                 module.register_forward_pre_hook(limit)
             with symbolic_len():
                 shapes = tree_map(follow, dict(signature(twin.forward).bind(*args, **kwargs).arguments))
-                return _functional(torch.export.export(twin, args, kwargs, dynamic_shapes=shapes, strict=False))
+                return _rewritten(torch.export.export(twin, args, kwargs, dynamic_shapes=shapes, strict=False))
     except TooManyConditionsError:
         raise
     except Exception as error:  # torch.export raises its own errors and passes on those of user code
@@ -144,8 +145,10 @@ class _Limit:
             raise TooManyConditionsError
 
 
-def _functional(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def _rewritten(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program with a graph that writes into no value of its own."""
     make_functional(program.graph)
+    choose_by_masks(program.graph)
     return program
 
 

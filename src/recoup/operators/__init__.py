@@ -6,6 +6,7 @@ Importing this package fills the table; `recoup.operators.record` looks operator
 from recoup.operators import (
     checks,
     convolution,
+    indexing,
     linear,
     movement,
     norm,
@@ -17,5 +18,6 @@ from recoup.operators import (
 )
 
 __all__ = [
-    "checks", "convolution", "linear", "movement", "norm", "pairing", "pointwise", "pooling", "reduction", "spreading",
+    "checks", "convolution", "indexing", "linear", "movement", "norm", "pairing", "pointwise", "pooling", "reduction",
+    "spreading",
 ]  # fmt: skip
