@@ -126,6 +126,7 @@ class Constraints:
     parameter of several dims has, until it is known along which of them its channels lie. `meetings` and `boxes` wait
     for the same: a box is an activation that is computed with, so what remains of it must be rectangular. With
     `sizes_stay`, the numbers in the code cannot be put right, and what they put beside channels is of fixed size.
+    `by_hand` names the nodes that read channels as a layer does, and are none yet.
     `at` names the operation that is being followed, and `line` where it stands in the user's code, for the reasons.
     """
 
@@ -139,6 +140,7 @@ class Constraints:
     boxes: list[Box] = field(default_factory=list)
     count: int = 0
     sizes_stay: bool = False
+    by_hand: list[str] = field(default_factory=list)
     at: str = ""
     line: str = ""
 
@@ -229,6 +231,14 @@ class Constraints:
             known = self.fresh(count)
             self.site(weight, dim, known)
         return known
+
+    def are_made(self, labels: Tensor) -> bool:
+        """Whether a layer makes any of these labels; those of free parameters no layer makes."""
+        (small,) = core(labels)
+        named = small[small >= 0].unique()
+        ends = torch.tensor([[block.start, block.start + block.count] for block in self.blocks]).view(-1, 2)
+        place = torch.searchsorted(ends[:, 0].contiguous(), named, right=True) - 1
+        return bool(((place >= 0) & (named < ends[place, 1])).any()) if len(ends) else False
 
     def labels_of(self, value: Tensor | TensorRef) -> Tensor:
         """Labels of an operand; free parameters bring labels of their own."""

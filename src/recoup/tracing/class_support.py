@@ -52,6 +52,17 @@ def why_class_fails(
     return None
 
 
+def why_not_by_hand(structure: Structure, by_hand: frozenset[str]) -> str | None:
+    """The first weight that the code multiplies by in no layer, where that reads or makes channels that may go."""
+    for product in structure.products:
+        sites = [site.channel_of for site in structure.sites if site.tensor == product.weight]
+        if product.node in by_hand and any(_may_change(channels, structure) for channels in sites):
+            return (
+                f"its code multiplies by {product.weight.removeprefix(FOLDED)} in no layer, where it cannot be refitted"
+            )
+    return None
+
+
 def _departure(
     model: nn.Module, sample: Inputs, captured: Captured, structure: Structure, keep: Tensor, expected: Resized
 ) -> str | None:

@@ -25,6 +25,7 @@ from recoup.channels.propagate import propagate
 from recoup.config import require_flag
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.biases import with_biases
+from recoup.graph.canonical import may_have_layers, with_layers
 from recoup.graph.capture import Captured, capture
 from recoup.graph.expressions import shown
 from recoup.graph.folding import fold
@@ -40,7 +41,7 @@ from recoup.plan import GraphPlan, Plan
 from recoup.surgery.apply import bare_plan
 from recoup.surgery.resize import resize
 from recoup.surgery.verify import follows
-from recoup.tracing.class_support import lock_what_breaks, why_class_fails
+from recoup.tracing.class_support import lock_what_breaks, why_class_fails, why_not_by_hand
 from recoup.tracing.preparation import Prepared, prepared
 from recoup.tracing.samples import require_samples_first
 
@@ -194,7 +195,8 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
         ways = layouts(propagated.labels, numbering, own)
         own = with_other_products(own, ways, captured)
         return _traced(own, Form(given, sample, original, captured, ways, added, None))
-    folded = fold(original, untie=may_untie)
+    plain, by_hand = with_layers(original, _by_hand(original))
+    folded = fold(plain, untie=may_untie)
     captured, added = with_biases(folded.captured)
     propagated = propagate(captured)
     structure, numbering = resolve(propagated, model, captured)
@@ -202,7 +204,7 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
     ways = layouts(propagated.labels, numbering, structure)
     structure = with_other_products(structure, ways, captured)
     own = without(structure, added)
-    reason = why_class_fails(model, sample, original, own, ways, folded.names)
+    reason = why_not_by_hand(own, by_hand) or why_class_fails(model, sample, original, own, ways, folded.names)
     form = Form(given, sample, original, captured, ways, added, reason)
     if reason is not None:
         return _traced(with_every_bias(structure), form)
@@ -210,6 +212,11 @@ def _trace(given: Prepared, sample: Inputs, choice: Choice, *, keep_class: bool,
     sites = tuple(site for site in own.sites if site.tensor not in folded.names)
     consumers = tuple(consumer for consumer in own.consumers if consumer.weight not in folded.names)
     return _traced(replace(own, sites=sites, consumers=consumers), form)
+
+
+def _by_hand(captured: Captured) -> list[str]:
+    """Nodes that multiply channels by a stored tensor in no layer."""
+    return propagate(captured).constraints.by_hand if may_have_layers(captured) else []
 
 
 def _traced(structure: Structure, form: Form) -> Traced:
