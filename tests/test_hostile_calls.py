@@ -585,12 +585,33 @@ def quantised():
     return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)))
 
 
+def partly_quantised():
+    model = build()
+    model.head = torch.ao.quantization.quantize_dynamic(nn.Sequential(model.head))
+    return model
+
+
+def about_to_be_quantised():
+    model = build().train()
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+    return torch.ao.quantization.prepare_qat(model).eval()
+
+
+def partly_scripted():
+    model = build()
+    model.b = torch.jit.script(model.b)
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (made_inside, r"Net: a.weight was made in torch.inference_mode.*copy.deepcopy\(model\)"),
         (scripted, "is TorchScript, which has no Python code"),
-        (quantised, "Sequential has no parameters.*Linear packs its weights. Prune before you quantise"),
+        (quantised, "Sequential: 0 is quantised .Linear., so there are no plain weights. Prune before you quantise"),
+        (partly_quantised, "Net: head.0 is quantised .Linear.*Prune before you quantise"),
+        (about_to_be_quantised, "Net: a is quantised .Conv2d.*Prune before you quantise"),
+        (partly_scripted, "Net: b is TorchScript, which has no Python code"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

@@ -20,7 +20,8 @@ from recoup.graph.copies import working_copy
 from recoup.graph.modes import one_at_a_time
 from recoup.graph.settings import without_cache
 from recoup.graph.standalone import entering
-from recoup.inputs.batches import Inputs, Stream, device_of, inputs_of, require_model
+from recoup.inputs.batches import Inputs, Stream, device_of, inputs_of
+from recoup.inputs.models import require_model
 from recoup.inputs.resources import MemoryWatch
 from recoup.inputs.split import split
 from recoup.inputs.surroundings import undisturbed

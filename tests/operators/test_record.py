@@ -254,8 +254,9 @@ def test_what_was_taught_is_forgotten_after_the_test():
 def test_a_rule_that_does_not_suit_a_call_locks_it_by_name(table):
     operator("recoup_tests::settle")(lambda call, constraints: constraints.labels_of(call.args[1]))
     assert (
-        groups_of(network(lambda m, h: ours.settle(h)))["a"].reasons[0]
-        == "recoup_tests::settle in forward is not understood"
+        groups_of(network(lambda m, h: ours.settle(h)))["a"]
+        .reasons[0]
+        .startswith("recoup_tests::settle in forward is not understood")
     )
 
 

@@ -126,6 +126,8 @@ def _is_of_numbers(node: fx.Node, values: dict[fx.Node, Any]) -> bool:
         return False
     if writes(node):  # into the model's own
         return False
+    if operation_name(node.target) == "expand" and sources[0].shape != tuple(node.meta["val"].shape):
+        return False  # copies may go where the channels go that they are for
     return all(isinstance(value, TensorRef) and not value.value.is_floating_point() for value in sources)
 
 

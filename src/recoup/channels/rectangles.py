@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recoup.labels.arrays import FIXED, NONE, components, compress, core, replaced, varying_dims
+from recoup.labels.arrays import FIXED, NONE, compress, core, replaced, varying_dims
 from recoup.labels.constraints import Box, Constraints, Meeting
 
 NOT_RECTANGULAR = "sees it along two dims, so what remains would not be rectangular"
@@ -52,9 +52,7 @@ def make_rectangular(constraints: Constraints) -> Resolution:
 
 def resolution(constraints: Constraints) -> Resolution:
     """Channels as far as the constraints knows them."""
-    pairs = [coupling.pairs for coupling in constraints.couplings]
-    edges = torch.cat(pairs, dim=1) if pairs else torch.zeros(2, 0, dtype=torch.long)
-    root = components(constraints.count, edges)
+    root = constraints.components()
     made, locked = (torch.zeros(constraints.count, dtype=torch.bool) for _ in range(2))
     for block in constraints.blocks:
         made[root[block.start : block.start + block.count]] = True

@@ -14,10 +14,11 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils._pytree import TreeSpec, tree_map
 
-from recoup.errors import CaptureError
 from recoup.graph.copies import copied, light_copy, working_copy
 from recoup.graph.functional import make_functional
+from recoup.graph.masks import choose_by_masks
 from recoup.graph.modes import exporting, symbolic_len
+from recoup.graph.refusals import not_captured, not_run, shown
 from recoup.graph.regions import open_regions
 from recoup.inputs.batches import Inputs
 from recoup.inputs.surroundings import as_the_caller
@@ -113,10 +114,7 @@ def export(
     except Exception as error:  # torch.export raises its own errors and passes on those of user code
         if can_run and follow is None:
             _check_runs(working_copy(model), inputs)  # says what is wrong with the inputs, if that is what it is
-        raise CaptureError(
-            f"{type(model).__name__} cannot be captured by torch.export ({type(error).__name__}: {_brief(error)}). "
-            f"{_advice(error)}"
-        ) from error
+        raise not_captured(model, error) from shown(error)
 
 
 def input_nodes(captured: Captured) -> list[fx.Node]:
@@ -153,6 +151,7 @@ def _plain(program: torch.export.ExportedProgram) -> torch.export.ExportedProgra
     """The program without regions that change nothing, and without writes into its own values."""
     open_regions(program.graph_module)
     make_functional(program.graph)
+    choose_by_masks(program.graph)
     return program
 
 
@@ -197,26 +196,4 @@ def _check_runs(model: nn.Module, inputs: Inputs) -> None:
         with torch.no_grad():
             inputs.call(model)
     except Exception as error:  # user code
-        raise CaptureError(
-            f"{type(model).__name__} fails on inputs of shape {inputs.shapes()} ({type(error).__name__}: "
-            f"{_brief(error)}). Check the shape, dtype and number of inputs in the first calibration batch; samples "
-            "lie along its first dimension, so a single one is x[None]."
-        ) from error
-
-
-def _advice(error: Exception) -> str:
-    if re.search(r"Found <class '.*Cache'> in output", str(error)):
-        return (
-            "It returns a cache of its past, which a graph cannot hold. Have it return none, as use_cache=False in its "
-            "config or in the batches does."
-        )
-    return (
-        "Its forward pass likely branches on tensor values or leaves torch; move that part out of the model, or prune "
-        "the sub-module that does the heavy work."
-    )
-
-
-def _brief(error: Exception) -> str:
-    """The first line of an error, cut to a readable length."""
-    text = str(error).strip().splitlines()
-    return text[0][:200] if text else ""
+        raise not_run(model, inputs, error) from shown(error)

@@ -177,7 +177,7 @@ class _Write:
         """One more operation behind the last."""
         with self.graph.inserting_after(self.last):
             self.last = self.graph.call_function(target, args, kwargs)
-        self.last.meta = {**self.writer.meta, "val": _computed(target, self.last)}
+        self.last.meta = {**self.writer.meta, "val": computed(target, self.last)}
         return self.last
 
 
@@ -186,13 +186,13 @@ def _is_alike(writer: fx.Node, twin: Callable[..., Any]) -> bool:
     if torch.Tag.inplace_view in getattr(writer.target, "tags", ()):
         return False
     try:
-        result = _computed(twin, writer)
+        result = computed(twin, writer)
     except Exception:  # a form of the call that the twin does not have
         return False
     return isinstance(result, Tensor) and result.dtype == writer.meta["val"].dtype
 
 
-def _computed(target: Callable[..., Any], node: fx.Node) -> Any:
+def computed(target: Callable[..., Any], node: fx.Node) -> Any:
     """What an operation gives for the arguments of a node, without values; nothing is asked of symbolic sizes."""
     args, kwargs = arguments(node, lambda source: source.meta["val"])
     modes = (getattr(source.meta.get("val"), "fake_mode", None) for source in node.all_input_nodes)

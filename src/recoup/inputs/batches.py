@@ -8,24 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
 from recoup.errors import (
     CalibrationError,
-    CaptureError,
     InputError,
-    ModelError,
     RecoupError,
-    require_kind,
     told,
 )
 from recoup.inputs.labels import class_numbers, is_labelled_pair, labels_in, required_inputs, without_labels
+from recoup.inputs.models import require_model
 from recoup.inputs.surroundings import as_the_caller
 
 READ_ONCE = (
@@ -100,41 +96,6 @@ def device_of(model: nn.Module) -> torch.device:
     """Where the model's parameters are, and so where its inputs must be."""
     require_model(model)
     return next(iter(model.parameters())).device
-
-
-def require_model(model: object) -> None:
-    """Refuse what is no module with parameters that hold numbers.
-
-    Raises:
-        UsageError: it is no module.
-        CaptureError: it has no parameters, or is TorchScript.
-        ModelError: its parameters hold no numbers yet, or cannot be computed with.
-    """
-    require_kind("model", model, nn.Module, "a torch.nn.Module, made and loaded")
-    assert isinstance(model, nn.Module)
-    name = type(model).__name__
-    if isinstance(model, torch.jit.ScriptModule):
-        raise CaptureError(
-            f"{name} is TorchScript, which has no Python code to capture. Give the model it was made from."
-        )
-    if next(iter(model.parameters()), None) is None:
-        packed = [type(part).__name__ for part in model.modules() if "quantized" in type(part).__module__]
-        why = f": {packed[0]} packs its weights. Prune before you quantise" if packed else ""
-        raise CaptureError(f"{name} has no parameters, so there is nothing to prune or measure in it{why}.")
-    for tensor_name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        _require_numbers(f"{name}: {tensor_name}", tensor)
-
-
-def _require_numbers(name: str, tensor: Tensor) -> None:
-    if is_lazy(tensor):
-        raise ModelError(f"{name} has no size yet. Run the model once on a batch, then prune it.")
-    if tensor.is_meta:
-        raise ModelError(f"{name} is on the meta device and holds no numbers. Load the weights first.")
-    if tensor.is_inference():
-        raise ModelError(
-            f"{name} was made in torch.inference_mode, which forbids to compute derivatives. Make or load the model "
-            "outside of it, or give copy.deepcopy(model), made outside of it."
-        )
 
 
 def inputs_of(batch: Any, model: nn.Module) -> Inputs:
@@ -343,7 +304,13 @@ def check_finite(inputs: Inputs, number: object) -> None:
     for tensor in inputs.tensors():
         has_fractions = tensor.is_floating_point() or tensor.is_complex()
         if has_fractions and not bool(tensor.isfinite().all()):
-            raise CalibrationError(f"calibration batch {number} holds NaN or infinite inputs. Remove or repair it.")
+            is_mask = not bool(tensor.isnan().any()) and bool((tensor[~tensor.isfinite()] < 0).all())
+            hint = (
+                "holds -inf, as a mask does that is added to scores. Pass a mask of booleans, or torch.finfo(dtype).min"
+                if is_mask
+                else "holds NaN or infinite inputs. Remove or repair it"
+            )
+            raise CalibrationError(f"calibration batch {number} {hint}.")
 
 
 def require_repeatable(batches: Iterable[Any], what: str) -> None:

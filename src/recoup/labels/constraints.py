@@ -160,8 +160,9 @@ class Constraints:
     parameter of several dims has, until it is known along which of them its channels lie. `meetings` and `boxes` wait
     for the same: a box is an activation that is computed with, so what remains of it must be rectangular. With
     `sizes_stay`, the numbers in the code cannot be put right, and what they put beside channels is of fixed size. With
-    `frees_norms`, what is normalised over channels may lose some of them; `norms` has these normalisations. `at` names
-    the operation that is being followed, and `line` where it stands in the user's code, for the reasons.
+    `frees_norms`, what is normalised over channels may lose some of them; `norms` has these normalisations. `by_hand`
+    names the nodes that read channels as a layer does, and are none yet. `at` names the operation that is being
+    followed, and `line` where it stands in the user's code, for the reasons.
     """
 
     blocks: list[Block] = field(default_factory=list)
@@ -177,6 +178,7 @@ class Constraints:
     count: int = 0
     sizes_stay: bool = False
     frees_norms: bool = False
+    by_hand: list[str] = field(default_factory=list)
     at: str = ""
     line: str = ""
 
@@ -252,8 +254,12 @@ class Constraints:
 
     def merged(self, labels: Tensor) -> Tensor:
         """Labels >= 0 with one of them, as far as is known by now, for each channel."""
-        edges = torch.cat(self.edges, dim=1) if self.edges else torch.zeros(2, 0, dtype=torch.long)
-        return components(self.count, edges)[labels]
+        return self.components()[labels]
+
+    def components(self) -> Tensor:
+        """For every label the first label of its channel, as far as is known by now (count,)."""
+        pairs = [coupling.pairs for coupling in self.couplings]
+        return components(self.count, torch.cat(pairs, dim=1) if pairs else torch.zeros(2, 0, dtype=torch.long))
 
     def site(self, tensor: TensorRef, dim: int, labels: Tensor) -> None:
         """Index i along `dim` of a parameter or buffer goes with labels[i]."""
@@ -283,6 +289,14 @@ class Constraints:
         outputs = self.fresh(count)
         self.grouped.append(Grouped(weight, transposed, inputs, outputs.view(len(inputs), -1), reason))
         return outputs
+
+    def are_made(self, labels: Tensor) -> bool:
+        """Whether a layer makes any of these labels; those of free parameters no layer makes."""
+        (small,) = core(labels)
+        named = small[small >= 0].unique()
+        ends = torch.tensor([[block.start, block.start + block.count] for block in self.blocks]).view(-1, 2)
+        place = torch.searchsorted(ends[:, 0].contiguous(), named, right=True) - 1
+        return bool(((place >= 0) & (named < ends[place, 1])).any()) if len(ends) else False
 
     def labels_of(self, value: Tensor | TensorRef) -> Tensor:
         """Labels of an operand; free parameters bring labels of their own."""

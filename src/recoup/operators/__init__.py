@@ -7,6 +7,7 @@ from recoup.operators import (
     checks,
     convolution,
     experts,
+    indexing,
     linear,
     movement,
     norm,
@@ -19,6 +20,6 @@ from recoup.operators import (
 )
 
 __all__ = [
-    "checks", "convolution", "experts", "linear", "movement", "norm", "pairing", "pointwise", "pooling", "recurrent",
-    "reduction", "spreading",
+    "checks", "convolution", "experts", "indexing", "linear", "movement", "norm", "pairing", "pointwise", "pooling",
+    "recurrent", "reduction", "spreading",
 ]  # fmt: skip

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from recoup.labels.arrays import FIXED, NONE, compress, constant, core, replaced, varies
+from recoup.labels.arrays import FIXED, NONE, compress, constant, core, replaced, varies, varying_dims
 from recoup.labels.constraints import Constraints, TensorRef
 from recoup.operators.call import LabelCall, Value, lock_operands
 from recoup.operators.differential import product
+from recoup.operators.equations import words_of
 from recoup.operators.pointwise import meet
-from recoup.operators.products import dense, is_stored, read_plainly
+from recoup.operators.products import dense, read_plainly
 from recoup.operators.record import LayerCall, Letters, operator
 
 Paired = list[tuple[fx.Node, Letters]]
@@ -28,9 +29,10 @@ def matmul(call: LabelCall, constraints: Constraints) -> Value:
     left, right = call.args[:2]
     if isinstance(right, TensorRef) and len(right.shape) == 2 and not isinstance(left, TensorRef):
         return dense(call, constraints, right, None, dim=len(call.shape) - 1, input_dim=0)
-    if is_stored(left) or is_stored(right):
-        return lock_operands(call, constraints, f"{call.site} multiplies by a parameter from the other side")
-    return _matmul(left, right, call, constraints)
+    first, second = constraints.labels_of(left), constraints.labels_of(right)
+    if isinstance(left, TensorRef) and len(left.shape) == 2 and set(varying_dims(second)) == {second.dim() - 2}:
+        return _by_hand(call, constraints, [second.dim() - 2], first)
+    return _matmul(first, second, call, constraints)
 
 
 def _letters_of_matmul(node: fx.Node) -> list[Paired]:
@@ -79,18 +81,10 @@ def attention(call: LabelCall, constraints: Constraints) -> Value:
     return _matmul(scores, value, call, constraints)
 
 
-def _words(equation: str, count: int) -> tuple[list[str], str] | None:
-    """The letters of two operands and of the result, if that is what the equation has."""
-    reads, _, result = equation.replace(" ", "").partition("->")
-    letters = reads.split(",")
-    is_plain = len(letters) == count == 2 and "." not in equation and result
-    return (letters, result) if is_plain and all(len(set(word)) == len(word) for word in letters) else None
-
-
 def _letters_of_einsum(node: fx.Node) -> list[Paired] | None:
     """Those of the equation."""
     operands = _nodes(node.args[1])
-    words = _words(str(node.args[0]), len(operands))
+    words = words_of(str(node.args[0]), [operand.meta["val"].dim() for operand in operands])
     return None if words is None else [list(zip(operands, words[0], strict=True))]
 
 
@@ -98,13 +92,14 @@ def _letters_of_einsum(node: fx.Node) -> list[Paired] | None:
 def einsum(call: LabelCall, constraints: Constraints) -> Value:
     """Of two activations; the equation names its letters."""
     equation, operands = call.args[:2]
-    words = _words(equation, len(operands))
+    words = words_of(equation, [len(operand.shape) for operand in operands])
     if words is None:
         return lock_operands(call, constraints, f"{call.site} ({equation}) is not understood")
-    if any(isinstance(operand, TensorRef) for operand in operands):
-        return lock_operands(call, constraints, f"{call.site} multiplies by a parameter")
     letters, result = words
-    left, right = (_Operand(labels, word) for labels, word in zip(operands, letters, strict=True))
+    projected = _projected(operands, letters, result, constraints)
+    if projected is not None:
+        return _by_hand(call, constraints, *projected)
+    left, right = (_Operand(constraints.labels_of(x), word) for x, word in zip(operands, letters, strict=True))
     return pair(left, right, result, call, constraints)
 
 
@@ -135,6 +130,8 @@ def pair(left: _Operand, right: _Operand, result: Letters, call: LabelCall, cons
     """Labels of the sum of products over the letters that are not in `result`."""
     shared = set(left.letters) & set(right.letters)
     summed = (set(left.letters) | set(right.letters)) - set(result)
+    left, right = _with_parameters(left, right, shared & summed, call, constraints)
+    right, left = _with_parameters(right, left, shared & summed, call, constraints)
     if left.changing() - shared and right.changing() - shared:  # an outer product: neither side's channels stand alone
         left, right = (_mixed(side, set(side.letters) - shared, call, constraints) for side in (left, right))
     sizes = {x: n for side in (left, right) for x, n in zip(side.letters, side.labels.shape, strict=True)}
@@ -142,6 +139,44 @@ def pair(left: _Operand, right: _Operand, result: Letters, call: LabelCall, cons
     together = _coupled(left, right, shared, order, sizes, call, constraints)
     mixed = _mixed(_Operand(compress(together), order), summed, call, constraints)
     return _first(mixed.labels, len(order) - len(result))
+
+
+def _projected(
+    operands: list[Value], letters: list[str], result: str, constraints: Constraints
+) -> tuple[list[int], Tensor] | None:
+    """Where an einsum puts what a parameter makes of all channels of the other operand; None if it is no such one."""
+    at = next((place for place, operand in enumerate(operands) if isinstance(operand, TensorRef)), None)
+    if at is None or isinstance(operands[1 - at], TensorRef):
+        return None
+    labels, read, own = constraints.labels_of(operands[1 - at]), letters[1 - at], letters[at]
+    summed, made = set(read) - set(result), set(own) - set(read)
+    changing = {read[dim] for dim in varying_dims(labels)}
+    if not changing or not made or summed | made != set(own) or not changing <= summed:
+        return None
+    return [result.index(letter) for letter in own if letter in made], constraints.labels_of(operands[at])
+
+
+def _by_hand(call: LabelCall, constraints: Constraints, dims: list[int], weight: Tensor) -> Value:
+    """Channels along `dims`, made by a product that is to be a layer; the model's own class could not refit it."""
+    if constraints.sizes_stay:
+        constraints.lock(weight, f"{call.site} multiplies by it in no layer")
+        return lock_operands(call, constraints, f"{call.site} multiplies by a parameter in no layer")
+    constraints.by_hand.append(call.node)
+    sizes = [call.shape[dim] if dim in dims else 1 for dim in range(len(call.shape))]
+    return constraints.fresh(torch.Size(sizes).numel()).view(sizes).expand(call.shape)
+
+
+def _with_parameters(
+    side: _Operand, other: _Operand, summed: set[object], call: LabelCall, constraints: Constraints
+) -> tuple[_Operand, _Operand]:
+    """Both, where `other` consists of parameters alone: it reads all that it sums over, and is not the channels' own.
+
+    It follows channels along letters that both have and that remain; for the rest it stays as it is.
+    """
+    if not other.changing() or constraints.are_made(other.labels) or not constraints.are_made(side.labels):
+        return side, other
+    side = _mixed(side, summed, call, constraints)
+    return side, _mixed(other, set(other.letters) - side.changing(), call, constraints)
 
 
 def _first(labels: Tensor, count: int) -> Tensor:

@@ -32,7 +32,7 @@ def expand(call: LabelCall, constraints: Constraints) -> Value:
     if not stretched or bool((small >= 0).any()):
         return wide
     copies = _copies(call.shape, stretched, constraints)
-    return wide if copies is None or _is_sized(labels) else copies
+    return wide if copies is None else copies
 
 
 operator("expand", is_movement=True, resize=size_at(1), differential=linear_in_first)(expand)
@@ -115,8 +115,3 @@ def _copies(
         return torch.full((), NONE).expand(tuple(shape)) if math.prod(sizes) == 1 else None
     view = [n if dim in dims else 1 for dim, n in enumerate(shape)]
     return constraints.fresh(math.prod(sizes)).view(view).expand(tuple(shape))
-
-
-def _is_sized(labels: Tensor) -> bool:
-    """Whether some of it is of fixed size along another dim."""
-    return labels.numel() > 1

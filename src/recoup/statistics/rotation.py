@@ -29,8 +29,8 @@ from recoup.inputs.batches import (
     device_of,
     inputs_of,
     numbered_inputs,
-    require_model,
 )
+from recoup.inputs.models import require_model
 from recoup.inputs.surroundings import undisturbed
 from recoup.operators.names import operation_name
 from recoup.plan import Plan

@@ -60,6 +60,17 @@ def why_class_fails(
     return None
 
 
+def why_not_by_hand(structure: Structure, by_hand: frozenset[str]) -> str | None:
+    """The first weight that the code multiplies by in no layer, where that reads or makes channels that may go."""
+    for product in structure.products:
+        sites = [site.channel_of for site in structure.sites if site.tensor == product.weight]
+        if product.node in by_hand and any(_may_change(channels, structure) for channels in sites):
+            return (
+                f"its code multiplies by {product.weight.removeprefix(FOLDED)} in no layer, where it cannot be refitted"
+            )
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class _Departure:
     """Why the model's own code cannot hold a cut, and the module where that shows, if one is known."""

@@ -26,6 +26,7 @@ from recoup.channels.settling import with_whole_streams
 from recoup.errors import CaptureError, InputError
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.biases import with_biases
+from recoup.graph.canonical import may_have_layers, with_layers
 from recoup.graph.capture import Captured, TooManyConditionsError
 from recoup.graph.expressions import shown
 from recoup.graph.folding import fold
@@ -35,20 +36,22 @@ from recoup.graph.sizes import Sizes
 from recoup.graph.standalone import Standalone, entering, standalone
 from recoup.graph.usage import idle_modules, written_tensors
 from recoup.graph.writing import graph_plan
-from recoup.inputs.batches import Inputs, device_of, inputs_of, require_model
+from recoup.inputs.batches import Inputs, device_of, inputs_of
+from recoup.inputs.models import require_model
 from recoup.inputs.samples import samples_of
 from recoup.inputs.surroundings import undisturbed
 from recoup.plan import Check, GraphPlan, Plan
 from recoup.surgery.apply import bare_plan
 from recoup.surgery.resize import resize
 from recoup.surgery.verify import agrees, follows
-from recoup.tracing.class_support import lock_what_breaks, runs_as_cut, why_class_fails
+from recoup.tracing.class_support import lock_what_breaks, runs_as_cut, why_class_fails, why_not_by_hand
 from recoup.tracing.configured import with_series
 from recoup.tracing.following import with_followers
 from recoup.tracing.preparation import Prepared, prepared
+from recoup.tracing.samples import require_samples_first
 from recoup.tracing.terms import Terms
 
-# Samples to find out with what the caller's hooks do.
+# Samples to find out with what the caller's hooks do, and whether samples lie along the first dim.
 FEW = 2
 
 
@@ -217,7 +220,9 @@ def trace(
 
 def traced_for(model: nn.Module, example: Any, terms: Terms) -> Traced:
     """The structure of a model on these terms."""
-    samples = samples_of(inputs_of(example, model).to(device_of(model)))
+    inputs = inputs_of(example, model).to(device_of(model))
+    require_samples_first(model, inputs.first(FEW))
+    samples = samples_of(inputs)
     with without_collection():
         given = prepared(model, samples.times(min(samples.given, FEW)), may_untie=terms.untie and not terms.keep_config)
         traced = _trace(given, capture_for_one(given.model, samples), terms)
@@ -243,13 +248,14 @@ def _trace(given: Prepared, batch: BatchCapture, terms: Terms) -> Traced:
     if terms.keep_class or terms.keep_config:
         return _in_class(given, batch, terms)
     model = given.model
-    folded = fold(batch.one, untie=terms.untie)
+    plain, by_hand = with_layers(batch.one, _by_hand(batch.one))
+    folded = fold(plain, untie=terms.untie)
     captured, added = with_biases(folded.captured)
     structure, numbering, labels = _structure(captured, model, terms, sizes_stay=False)
     ways = layouts(labels, numbering, structure)
     structure = with_other_products(structure, ways, captured)
     for own in with_followers(without(structure, added), model):
-        reason = why_class_fails(model, batch, own, ways, folded.names)
+        reason = why_not_by_hand(own, by_hand) or why_class_fails(model, batch, own, ways, folded.names)
         if reason is None:
             break
     form = Form(given, batch, captured, ways, added, reason)
@@ -291,6 +297,11 @@ def _followed(structure: Structure, model: nn.Module, runs: Callable[[Structure]
     """The structure with the numbers that follow: those with which the code runs as it ought to."""
     *tried, bare = with_followers(structure, model)
     return next((own for own in tried if runs(own)), bare)
+
+
+def _by_hand(captured: Captured) -> list[str]:
+    """Nodes that multiply channels by a stored tensor in no layer."""
+    return propagate(captured).constraints.by_hand if may_have_layers(captured) else []
 
 
 def _traced(structure: Structure, form: Form, terms: Terms) -> Traced:
