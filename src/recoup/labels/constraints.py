@@ -55,7 +55,7 @@ class Coupling:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Box:
+class Computed:
     """Labels of an activation that is computed with, and the operation that does so."""
 
     labels: Tensor
@@ -137,7 +137,7 @@ class Constraints:
     elements: dict[str, Tensor] = field(default_factory=dict)
     products: list[Product] = field(default_factory=list)
     meetings: list[Meeting] = field(default_factory=list)
-    boxes: list[Box] = field(default_factory=list)
+    boxes: list[Computed] = field(default_factory=list)
     count: int = 0
     sizes_stay: bool = False
     by_hand: list[str] = field(default_factory=list)
