@@ -16,7 +16,7 @@ from recoup.graph.memory import memory_of
 from recoup.graph.runner import arguments, call
 from recoup.graph.usage import written_tensors
 from recoup.labels.arrays import FIXED, NONE, compress, constant, varying_dims
-from recoup.labels.constraints import RETURNED, Box, Constraints, TensorRef
+from recoup.labels.constraints import RETURNED, Computed, Constraints, TensorRef
 from recoup.operators.call import LabelCall, lock_operands
 from recoup.operators.names import operation_name, writes
 from recoup.operators.record import is_carrier, operator_of, remembers_sizes, unknown
@@ -136,7 +136,7 @@ def _remember_boxes(values: list[Any], constraints: Constraints) -> None:
         if isinstance(value, (list, tuple)):
             _remember_boxes(list(value), constraints)
         elif isinstance(value, Tensor) and len(varying_dims(value)) > 1:
-            constraints.boxes.append(Box(value, constraints.located(constraints.at)))
+            constraints.boxes.append(Computed(value, constraints.located(constraints.at)))
 
 
 def _shapes_agree(result: Any, shape: Any) -> bool:

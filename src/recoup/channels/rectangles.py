@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recoup.labels.arrays import FIXED, NONE, compress, core, replaced, varying_dims
-from recoup.labels.constraints import Box, Constraints, Meeting
+from recoup.labels.constraints import Computed, Constraints, Meeting
 
 NOT_RECTANGULAR = "sees it along two dims, so what remains would not be rectangular"
 
@@ -64,7 +64,7 @@ def resolution(constraints: Constraints) -> Resolution:
 def _tie_boxes(constraints: Constraints, state: Resolution) -> bool:
     """Tie what is not rectangular yet; whether anything was tied."""
     before = len(constraints.couplings) + len(constraints.locks)
-    parameters = [Box(labels, name) for name, labels in constraints.elements.items()]
+    parameters = [Computed(labels, name) for name, labels in constraints.elements.items()]
     for box in [*constraints.boxes, *parameters]:
         (small,) = core(box.labels)
         channels = compress(state.open(small))

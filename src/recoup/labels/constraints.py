@@ -55,7 +55,7 @@ class Coupling:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Box:
+class Computed:
     """Labels of an activation that is computed with, and the operation that does so."""
 
     labels: Tensor
@@ -173,7 +173,7 @@ class Constraints:
     products: list[Product] = field(default_factory=list)
     grouped: list[Grouped] = field(default_factory=list)
     meetings: list[Meeting] = field(default_factory=list)
-    boxes: list[Box] = field(default_factory=list)
+    boxes: list[Computed] = field(default_factory=list)
     norms: list[Norm] = field(default_factory=list)
     count: int = 0
     sizes_stay: bool = False
