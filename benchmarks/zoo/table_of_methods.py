@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from benchmarks.zoo.pruned import AGREES
-from benchmarks.zoo.rows import WAYS, CopiesRow, PrunedRow, Setting, Way
+from benchmarks.zoo.rows import FALLBACK, LONGEST, WAYS, CopiesRow, PrunedRow, Setting, Way
 from benchmarks.zoo.store import Rows
 from benchmarks.zoo.verdicts import RIGHT, VERDICTS, gigamacs, locks, power, share, short, verdict
+
+# The class of a model in a message about it, without which one reason is the same for many.
+CLASS = re.compile(r"\b[A-Z]\w+(?= (cannot be captured|can be pruned))")
 
 MethodRow = PrunedRow | CopiesRow
 ByWay = dict[Way, dict[str, MethodRow]]
@@ -108,16 +112,16 @@ def _failures(given: ByWay) -> list[str]:
         for name, row in mine.items():
             for why in _complaints(row):
                 whys.setdefault(why, []).append(name)
-        lines += [f"- `{way}`: {why} ({', '.join(names)})" for why, names in whys.items()]
-    return ["", "What is not as it should be:", "", *lines] if lines else []
+        lines += [f"| `{way}` | {why} | {', '.join(names)} |" for why, names in whys.items()]
+    return ["", "| what is not as it should be | | networks |", "|---|---|---|", *lines] if lines else []
 
 
 def _complaints(row: MethodRow) -> list[str]:
-    found = [f"{row.result}: {short(row.why)}"] if row.why else []
+    found = [f"{row.result}: {short(CLASS.sub('the model', row.why), LONGEST)}"] if row.why else []
     if isinstance(row, CopiesRow):
         return found if row.result != "lost" else [f"lost: {power(row.error)} of the spread of the outputs"]
     if row.fell_back:
-        found.append(short(next(text for text in row.warned if "method is used" in text)))
+        found.append(short(next(text for text in row.warned if text.startswith(FALLBACK)), LONGEST))
     if row.counted:
         found.append(_apart(row))
     return found

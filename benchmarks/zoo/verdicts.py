@@ -39,10 +39,10 @@ def verdict(row: Row) -> str:
     return RIGHT if row.difference <= ROUNDING else OTHER
 
 
-def short(text: str) -> str:
+def short(text: str, widest: int = WIDEST) -> str:
     """A reason, fit for a table."""
     line = text.replace("|", "/").replace("\n", " ")
-    return line if len(line) <= WIDEST else f"{line[:WIDEST]}..."
+    return line if len(line) <= widest else f"{line[:widest]}..."
 
 
 def share(value: float | None) -> str:

@@ -271,7 +271,8 @@ METHODS = {
         ),
         "best-copies": CopiesRow("lost", "", SETTING, error=0.3, seconds={"total": 1.0}),
     },
-    "not": {"fast": PrunedRow("refused", "CaptureError: topk", SETTING)},
+    "not": {"fast": PrunedRow("refused", "CaptureError: Llama cannot be captured", SETTING)},
+    "nor": {"fast": PrunedRow("refused", "CaptureError: Qwen2 cannot be captured", SETTING)},
 }  # fmt: skip
 
 
@@ -279,15 +280,15 @@ def test_methods_have_a_table_of_their_own():
     page = render({"beyond": METHODS})
     assert "magnitude" not in page
     assert "- `fast` on random inputs: 16 to 48 samples, images of side 64; 1 core." in page
-    assert "|  | `fast`: 3 | `best-copies`: 2 |" in page
+    assert "|  | `fast`: 4 | `best-copies`: 2 |" in page
     assert f"| {RIGHT} | 2 |  |" not in page
     assert f"| {RIGHT} | 2 | 0 |" in page
     assert "| nothing is lost | 0 | 1 |" in page
     assert "| of the first line: done by the paper's method in its place | 1 |  |" in page
     assert "| of the first line: MACs within 1 % of torch's count, before and after | 1 |  |" in page
-    assert "- `fast`: refused: CaptureError: topk (not)" in page
-    assert "- `fast`: 50 MACs after, 70 by torch (other)" in page
-    assert "- `best-copies`: lost: 3e-01 of the spread of the outputs (other)" in page
+    assert "| `fast` | refused: CaptureError: the model cannot be captured | not, nor |" in page
+    assert "| `fast` | 50 MACs after, 70 by torch | other |" in page
+    assert "| `best-copies` | lost: 3e-01 of the spread of the outputs | other |" in page
     assert "| done | 2 | 0% | pruned | 50% | 1e-02 | 1e-16 | 3, 90 | kept, on what was seen | 2e-06 | 4, 95 |" in page
     assert (
         "| other | 1e-07 | 10% | pruned, as a graph, by the paper's method | 70% | - | - | 1, 0 | lost | 3e-01 |"
