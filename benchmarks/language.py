@@ -45,7 +45,7 @@ METHODS = (ORIGINAL, MAGNITUDE, RIVAL, FAST, BEST, FAST_ALIKE, BEST_ALIKE)
 # Of what can be pruned.
 SHARE = 0.5
 BLOCK, BATCH, STEPS, RATE = 128, 16, 600, 4e-3
-CALIBRATION = 256
+CALIBRATION = 128
 HELD_OUT = 8
 PROMPT, GENERATED = 32, 32
 SIZES = {
@@ -154,7 +154,8 @@ def trained(seed: int, folder: Path, steps: int) -> nn.Module:
 def measured(model: nn.Module, case: Case) -> Row:
     """What a method makes of the model."""
     seen, held = texts()
-    calibration = [{"input_ids": part} for part in blocks(seen, CALIBRATION, _drawn(case.seed)).split(32)]
+    parts = blocks(seen, CALIBRATION, _drawn(case.seed)).split(32)
+    calibration = [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in parts]
     whole = held[: len(held) // BLOCK * BLOCK].view(-1, BLOCK)
     start = time.perf_counter()
     smaller = _pruners(model, calibration)[case.method]()
