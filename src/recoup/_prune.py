@@ -14,7 +14,7 @@ from recoup.artefact.samples import first_samples
 from recoup.artefact.tree import class_name
 from recoup.artefact.writing import save
 from recoup.channels.patterns import Choice, widths_by_group
-from recoup.config import Budget, Method, require_flag, require_progress
+from recoup.config import Budget, Method, require_choice, require_progress
 from recoup.errors import CaptureError, InputError, LockedError, warn
 from recoup.graph.copies import working_copy
 from recoup.graph.modes import one_at_a_time
@@ -42,8 +42,9 @@ from recoup.statistics.calibrate import calibrate
 from recoup.statistics.rank import rank
 from recoup.surgery.apply import apply
 from recoup.surgery.verify import agree, require_real_outputs, verify
+from recoup.tracing.own_class import class_is_enough
 from recoup.tracing.preparation import require_idle
-from recoup.tracing.trace import Traced, trace
+from recoup.tracing.trace import Traced, in_own_class, trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +81,7 @@ def prune(
     only: Iterable[str] = (),
     exclude: Iterable[str] = (),
     method: str | Method = "best",
-    keep_class: bool = False,
+    keep_class: bool | None = None,
     progress: Progress = silent,
 ) -> Result:
     """A smaller model that does what `model` does, without retraining; `model` itself is not changed.
@@ -102,7 +103,8 @@ def prune(
         only: names of the groups or modules that may be pruned, with wildcards; all of them if empty.
         exclude: names of those that may not.
         method: `recoup.Best()`, `Fast()`, `Paper()`, `Released()`, or one of their names.
-        keep_class: lock what the model's own class cannot hold at another size, rather than return a standalone graph.
+        keep_class: True locks what the model's own class cannot hold at another size; False returns a standalone graph
+            if there is any such channel; None does so only if the class alone leaves little to choose.
         progress: called with the stage, the steps done and their number.
     """
     method = find_method(method)
@@ -110,13 +112,13 @@ def prune(
     require_possible(goal, method)
     require_model(model)
     require_progress(progress)
-    require_flag("keep_class", keep_class)
+    require_choice("keep_class", keep_class)
     choice = Choice.of(only, exclude)
     clock, watch = Clock(), MemoryWatch(device_of(model))
     with clock("trace"):
         batches = Stream(calibration)
         untie = budget is None or budget.of != "parameters"
-        traced = _prunable(model, batches.first, keep_class=keep_class, choice=choice, untie=untie)
+        traced = _prunable(model, batches.first, goal, keep_class=keep_class, choice=choice, untie=untie)
         given, model = model, traced.standalone.model  # a copy, from here on
         widths_by_group(traced.structure, goal.widths)  # a name that does not exist is refused before the work
         method = runnable(method, traced, goal)
@@ -163,20 +165,25 @@ def inspect(
     return inspect_structure(model, traced.structure)
 
 
-def _prunable(model: nn.Module, example: Any, *, keep_class: bool, choice: Choice, untie: bool) -> Traced:
-    """The structure to work on: that of the standalone form only if one graph serves every batch size.
+def _prunable(
+    model: nn.Module, example: Any, goal: Goal, *, keep_class: bool | None, choice: Choice, untie: bool
+) -> Traced:
+    """The structure to work on: that of the standalone form only where it gains, and if one graph serves the batches.
 
     Raises:
         LockedError: nothing can be pruned.
     """
     only, exclude, call = choice.only, choice.exclude, inputs_of(example, model).to(device_of(model))
-    traced = trace(model, example, keep_class=keep_class, only=only, exclude=exclude, untie=untie)
+    traced = trace(model, example, keep_class=keep_class is True, only=only, exclude=exclude, untie=untie)
+    if keep_class is None and traced.form is not None:
+        own = in_own_class(traced, only=only, exclude=exclude)
+        traced = own if class_is_enough(own, traced, goal.budget, goal.widths) else traced
     try:
         if traced.form is not None:
             entering(traced.form.host, call.args, call.kwargs)
     except (CaptureError, InputError) as error:
         warn(f"only what the model's own class holds is pruned: {error}")
-        traced = trace(model, example, keep_class=True, only=only, exclude=exclude, untie=untie)
+        traced = in_own_class(traced, only=only, exclude=exclude)
     require_real_outputs(traced.standalone.original)
     if traced.idle:
         require_idle(traced.standalone.model, traced.idle, call)

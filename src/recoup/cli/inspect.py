@@ -30,7 +30,7 @@ def inspect_command(
     picture: Path | None,
     only: tuple[str, ...],
     exclude: tuple[str, ...],
-    keep_class: bool,
+    keep_class: bool | None,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -40,7 +40,7 @@ def inspect_command(
     network = Network(model, normalise=None, **given)
     opened = network.open()
     noise = open_data("noise:1", opened.input, seed=network.seed)
-    inspection = inspect(opened.model, next(iter(noise)), keep_class=keep_class, only=only, exclude=exclude)
+    inspection = inspect(opened.model, next(iter(noise)), keep_class=keep_class is True, only=only, exclude=exclude)
     if picture is not None:
         note(f"picture: {inspection.save_picture(picture)}")
     if as_json:

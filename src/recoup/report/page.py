@@ -115,6 +115,8 @@ def _proof_card(report: Report) -> Card:
     notes = [f"largest relative difference on a random batch{allowed}"]
     if report.form is not None:
         notes.append(f"standalone graph: {report.form}")
+    if report.held_by_class is not None:
+        notes.append(report.held_by_class)
     return Card("Proof", value, equality, tuple(notes))
 
 
