@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim
 from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_leaves
 
 from recoup.errors import CaptureError
 from recoup.graph.capture import Captured, export, input_nodes
@@ -76,13 +77,26 @@ def sizes_of(model: nn.Module, samples: Samples, captured: Captured, many: int, 
         TooManyConditionsError: following all sizes takes too much.
     """
     call = samples.times(many)
+    has_numbers = any(type(leaf) is int for leaf in tree_leaves((call.args, dict(call.kwargs))))
+    try:
+        return _sizes(model, samples, captured, call, any_size=any_size, with_numbers=has_numbers)
+    except CaptureError:
+        if not has_numbers:
+            raise
+    # Code such as torch.tensor([t]) writes a number into the graph: it stays as it was, and every call is asked for it.
+    return _sizes(model, samples, captured, call, any_size=any_size, with_numbers=False)
+
+
+def _sizes(
+    model: nn.Module, samples: Samples, captured: Captured, call: Inputs, *, any_size: bool, with_numbers: bool
+) -> Sizes:
     batched = samples.batched_in(call)
 
     def follow(argument: Any) -> Any:
         if isinstance(argument, Tensor):
             has_batch = any(argument is tensor for tensor in batched)
             return tuple(Dim.AUTO if any_size or (has_batch and dim == 0) else None for dim in range(argument.dim()))
-        return Dim.AUTO if type(argument) is int else None
+        return Dim.AUTO if with_numbers and type(argument) is int else None
 
     symbolic = _Symbolic(captured, export(model, call, follow), _leaves_of_samples(captured, samples, call))
     symbolic.find_leaves()
