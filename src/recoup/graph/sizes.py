@@ -24,7 +24,7 @@ from recoup.graph.capture import Captured, export, input_nodes
 from recoup.graph.expressions import NoExpressionError, Tree, evaluate, multiplied, shown, tree_of, write
 from recoup.graph.regions import inline_regions
 from recoup.inputs.batches import Inputs
-from recoup.inputs.samples import Samples
+from recoup.inputs.samples import SampledCall
 from recoup.operators.record import operator_of
 from recoup.plan import Check
 
@@ -67,7 +67,7 @@ class Sizes:
         return tuple(check for check in self.checks if _is_fixed(check.holds))
 
 
-def sizes_of(model: nn.Module, samples: Samples, captured: Captured, many: int, *, any_size: bool) -> Sizes:
+def sizes_of(model: nn.Module, samples: SampledCall, captured: Captured, many: int, *, any_size: bool) -> Sizes:
     """How the captured graph follows its inputs: the number of samples, or all of their sizes.
 
     The symbolic capture has `many` samples: another number than the first, and none for which torch goes other ways.
@@ -88,7 +88,7 @@ def sizes_of(model: nn.Module, samples: Samples, captured: Captured, many: int, 
 
 
 def _sizes(
-    model: nn.Module, samples: Samples, captured: Captured, call: Inputs, *, any_size: bool, with_numbers: bool
+    model: nn.Module, samples: SampledCall, captured: Captured, call: Inputs, *, any_size: bool, with_numbers: bool
 ) -> Sizes:
     batched = samples.batched_in(call)
 
@@ -109,7 +109,7 @@ def _sizes(
     return sizes
 
 
-def _leaves_of_samples(captured: Captured, samples: Samples, call: Inputs) -> frozenset[Tree]:
+def _leaves_of_samples(captured: Captured, samples: SampledCall, call: Inputs) -> frozenset[Tree]:
     """The sizes that count samples."""
     batched = samples.batched_in(call)
     given = captured.signature.inputs.flatten_up_to((tuple(call.args), dict(call.kwargs)))

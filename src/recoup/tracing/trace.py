@@ -27,7 +27,7 @@ from recoup.config import require_flag
 from recoup.errors import CaptureError
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.biases import with_biases
-from recoup.graph.capture import Captured, TooManyConditionsError
+from recoup.graph.capture import Captured
 from recoup.graph.expressions import shown
 from recoup.graph.folding import fold
 from recoup.graph.modes import without_collection
@@ -37,7 +37,7 @@ from recoup.graph.standalone import Standalone, standalone
 from recoup.graph.usage import idle_modules, written_tensors
 from recoup.graph.writing import graph_plan
 from recoup.inputs.batches import Inputs, device_of, inputs_of, require_model
-from recoup.inputs.samples import samples_of
+from recoup.inputs.samples import sampled_call
 from recoup.inputs.surroundings import undisturbed
 from recoup.plan import Check, GraphPlan, Plan
 from recoup.surgery.apply import bare_plan
@@ -84,7 +84,7 @@ class Form:
             CaptureError: the graph serves one batch size only.
         """
         if self.reason is not None:
-            with suppress(CaptureError, TooManyConditionsError):  # the batch may still be followed
+            with suppress(CaptureError):  # the batch may still be followed
                 sizes = self.batch.followed(self.model, any_size=True)
                 if follows(self.model, self._whole(sizes), self.batch.samples):
                     return self._guarded(sizes)
@@ -196,7 +196,7 @@ def trace(
     require_model(model)
     require_flag("keep_class", keep_class)
     choice = Choice.of(only, exclude)
-    samples = samples_of(inputs_of(example, model).to(device_of(model)))
+    samples = sampled_call(inputs_of(example, model)).to(device_of(model))
     with without_collection():
         given = prepared(model, samples.times(min(samples.given, FEW)), may_untie=untie)
         batch = capture_for_one(given.model, samples)
