@@ -128,7 +128,7 @@ WRONG_OPTIONS = {
         (lambda: None, "progress is called as progress.stage, done, total., which .* does not take"),
         (lambda stage: None, "progress is called as"),
     ],
-    "keep_class": [(v, "keep_class must be True or False") for v in ("no", 1, None, [])],
+    "keep_class": [(v, "keep_class must be True or False, or None") for v in ("no", 1, [])],
     "method": [
         (5, "method must be a name or a value such as recoup.Best"),
         (None, "method must be a name or a value"),
@@ -531,12 +531,26 @@ class Exempt(Net):
             return self.head(self.features(y.float()))
 
 
+class Halved(Net):
+    def forward(self, x):
+        y = self.a(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.head(self.features(y))
+        return y.float()
+
+
 def test_regions_of_autocast_are_left_alone_and_named():
     assert [group.name for group in recoup.trace(build(Cast), images(2)).structure.prunable] == ["b"]
     result = recoup.prune(build(Cast), [images()], budget=HALF, method="fast")
     assert result.model.b.out_channels == 3 and result.report.proof.difference <= result.report.proof.allowed
     with pytest.raises(errors.LockedError, match="wrap_with_autocast in forward is not understood"):
-        recoup.prune(build(Exempt), [images()], budget=HALF)
+        recoup.prune(build(Halved), [images()], budget=HALF)
+
+
+def test_a_region_in_which_autocast_is_off_is_a_part_of_the_graph():
+    result = recoup.prune(build(Exempt), [images()], budget=HALF, method="fast")
+    assert result.report.method["name"] == "Fast"
+    assert result.model.b.out_channels < 6 and result.model.a.out_channels < 6
 
 
 def test_layers_with_complex_weights_are_locked():

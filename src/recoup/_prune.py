@@ -46,6 +46,7 @@ from recoup.statistics.rotation import after, rotated, rotation
 from recoup.surgery.apply import apply
 from recoup.surgery.verify import agree, require_real_outputs, verify
 from recoup.tracing.configured import rebuilt
+from recoup.tracing.own_class import class_is_enough
 from recoup.tracing.preparation import require_idle
 from recoup.tracing.terms import Terms
 from recoup.tracing.trace import Traced, in_own_class, trace, traced_for
@@ -85,7 +86,7 @@ def prune(
     only: Iterable[str] = (),
     exclude: Iterable[str] = (),
     method: str | Method = "best",
-    keep_class: bool = False,
+    keep_class: bool | None = None,
     keep_config: bool = False,
     streams: bool = False,
     progress: Progress = silent,
@@ -109,7 +110,8 @@ def prune(
         only: names of the groups or modules that may be pruned, with wildcards; all of them if empty.
         exclude: names of those that may not.
         method: `recoup.Best()`, `Fast()`, `Paper()`, `Released()`, or one of their names.
-        keep_class: lock what the model's own class cannot hold at another size, rather than return a standalone graph.
+        keep_class: True locks what the model's own class cannot hold at another size; False returns a standalone graph
+            if there is any such channel; None does so only if the class alone leaves little to choose.
         keep_config: prune only what the `config` of a model can tell, equally in all layers, so that its class can be
             built from that config again, as `from_pretrained` does.
         streams: turn residual streams under LayerNorm or RMSNorm into their principal components, as `recoup.rotate`
@@ -128,7 +130,7 @@ def prune(
         batches = Stream(calibration)
         turned = rotation(model, batches.first, batches.again()) if streams else None
         given, model = model, model if turned is None else rotated(model, turned, batches.first)
-        traced = _prunable(model, batches.first, terms)
+        traced = _prunable(model, batches.first, goal, terms)
         model = traced.standalone.model  # a copy, from here on
         widths_by_group(traced.structure, goal.widths)  # a name that does not exist is refused before the work
         method = runnable(method, traced, goal)
@@ -179,13 +181,16 @@ def inspect(
     return inspect_structure(model, traced.structure)
 
 
-def _prunable(model: nn.Module, example: Any, terms: Terms) -> Traced:
-    """The structure to work on: that of the standalone form only if one graph serves every batch size.
+def _prunable(model: nn.Module, example: Any, goal: Goal, terms: Terms) -> Traced:
+    """The structure to work on: that of the standalone form only where it gains, and if one graph serves the batches.
 
     Raises:
         LockedError: nothing can be pruned.
     """
     traced, call = traced_for(model, example, terms), inputs_of(example, model).to(device_of(model))
+    if terms.keep_class is None and traced.form is not None:
+        own = in_own_class(traced)
+        traced = own if class_is_enough(own, traced, goal.budget, goal.widths) else traced
     try:
         if traced.form is not None:
             entering(traced.form.host, call.args, call.kwargs)

@@ -190,6 +190,11 @@ def require_flag(what: str, value: object) -> None:
     require_kind(what, value, bool, "True or False")
 
 
+def require_choice(what: str, value: object) -> None:
+    """Refuse what is neither True, False nor None."""
+    require_kind(what, value, (bool, type(None)), "True or False, or None for whichever is better")
+
+
 def require_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
     """The names in a list; one text in the place of a list is refused, and so is what is no text in it."""
     if isinstance(names, str):

@@ -47,6 +47,17 @@ class Lowered(nn.Module):
         return y + 1
 
 
+class Stepped(nn.Module):
+    """A number among the inputs, which the code writes into a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x, t):
+        return self.b(F.relu(self.a(x)) * torch.tensor([t], dtype=x.dtype))
+
+
 def images(count=40):
     return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -119,3 +130,13 @@ def test_what_holds_no_samples_is_not_repeated(shape):
     with torch.no_grad():
         compare([model(**batch)], [host(**batch)])
         compare([model(**batch)], [result.model(**batch)])
+
+
+def test_a_number_that_the_code_writes_into_the_graph_is_asked_of_every_call():
+    torch.manual_seed(0)
+    model = Stepped().eval()
+    host = recoup.trace(model, {"x": images(), "t": 3}).standalone.host
+    with torch.no_grad():
+        torch.testing.assert_close(host(x=images(5), t=3), model(images(5), 3))
+    with pytest.raises(InputError, match="t == 3 only"):
+        host(x=images(5), t=4)

@@ -30,7 +30,7 @@ def inspect_command(
     picture: Path | None,
     only: tuple[str, ...],
     exclude: tuple[str, ...],
-    keep_class: bool,
+    keep_class: bool | None,
     keep_config: bool,
     as_json: bool,
     **given: Any,
@@ -41,7 +41,7 @@ def inspect_command(
     network = Network(model, normalise=None, **given)
     opened = network.open()
     noise = open_data("noise:1", opened.input, seed=network.seed)
-    kept = {"keep_class": keep_class, "keep_config": keep_config}
+    kept = {"keep_class": keep_class is True, "keep_config": keep_config}
     inspection = inspect(opened.model, next(iter(noise)), **kept, only=only, exclude=exclude)
     if picture is not None:
         note(f"picture: {inspection.save_picture(picture)}")

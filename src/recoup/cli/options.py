@@ -72,6 +72,10 @@ choice_options = combined(
         "--only", metavar="NAME", multiple=True, help="Prune only this group or module; wildcards; repeatable."
     ),
     click.option("--exclude", metavar="NAME", multiple=True, help="Leave this group or module alone; repeatable."),
-    click.option("--keep-class", is_flag=True, help="Lock what the model's class cannot hold; no standalone graph."),
+    click.option(
+        "--keep-class/--standalone",
+        default=None,
+        help="Lock what the model's class cannot hold, or return a standalone graph wherever there is any.",
+    ),
     click.option("--keep-config", is_flag=True, help="Prune what the model's config can tell, equally in all layers."),
 )

@@ -67,7 +67,7 @@ class PruneRequest:
     exclude: tuple[str, ...]
     method: str
     fields: Mapping[str, Any]
-    keep_class: bool
+    keep_class: bool | None
     keep_config: bool
     calibration_images: int | None
     validation_images: int | None
@@ -207,6 +207,8 @@ def prune_command(as_json: bool, **given: Any) -> None:
         note(f"warning: {text}")
     if report.form is not None:
         note(f"the result is a standalone graph: {report.form}")
+    if report.held_by_class is not None:
+        note(report.held_by_class)
     if as_json:
         print_json({"folder": str(request.output), "model": request.model, "report": report.to_json()})
     else:

@@ -20,8 +20,8 @@ from recoup.errors import CaptureError
 from recoup.graph.capture import Captured, TooManyConditionsError, capture, input_nodes
 from recoup.graph.copies import copied
 from recoup.graph.runner import run
-from recoup.graph.sizes import Sizes, put_for_many, put_for_one, sizes_of
-from recoup.inputs.samples import Samples
+from recoup.graph.sizes import ONE_BATCH_ONLY, Sizes, put_for_many, put_for_one, sizes_of
+from recoup.inputs.samples import SampledCall
 
 # How many samples to capture for, and how many the symbolic capture has. The second pair is for a model that has cached
 # something for the sizes of the first.
@@ -35,7 +35,7 @@ class BatchCapture:
     Where it could not be followed, `count` is 1 and `sizes` is None.
     """
 
-    samples: Samples
+    samples: SampledCall
     count: int
     captured: Captured
     one: Captured
@@ -50,16 +50,18 @@ class BatchCapture:
         """How the graph follows the number of samples, or all sizes of its inputs.
 
         Raises:
-            CaptureError: the graph serves one batch size only.
-            TooManyConditionsError: following all sizes takes too much.
+            CaptureError: the graph serves one batch size only, or following all sizes takes too much.
         """
         if self.sizes is not None and not any_size:
             return self.sizes
         many = COUNTS[0][1] if self.count == 1 else dict(COUNTS)[self.count]
-        return sizes_of(model, self.samples, self.captured, many, any_size=any_size)
+        try:
+            return sizes_of(model, self.samples, self.captured, many, any_size=any_size)
+        except TooManyConditionsError as error:
+            raise CaptureError(f"its code asks for too many relations between sizes, {ONE_BATCH_ONLY}") from error
 
 
-def capture_for_one(model: nn.Module, samples: Samples) -> BatchCapture:
+def capture_for_one(model: nn.Module, samples: SampledCall) -> BatchCapture:
     """The graph of `model` for one sample, as it is for several where these can be followed.
 
     Raises:
@@ -69,7 +71,7 @@ def capture_for_one(model: nn.Module, samples: Samples) -> BatchCapture:
     return next((batch for batch in followed if batch is not None), None) or captured_for_one(model, samples)
 
 
-def _followed_from(model: nn.Module, samples: Samples, count: int, many: int) -> BatchCapture | None:
+def _followed_from(model: nn.Module, samples: SampledCall, count: int, many: int) -> BatchCapture | None:
     """The graph captured for `count` samples and followed by that of `many`, or None."""
     try:
         captured = capture(model, samples.times(count))
@@ -79,7 +81,7 @@ def _followed_from(model: nn.Module, samples: Samples, count: int, many: int) ->
         return None
 
 
-def captured_for_one(model: nn.Module, samples: Samples) -> BatchCapture:
+def captured_for_one(model: nn.Module, samples: SampledCall) -> BatchCapture:
     """The graph of `model` as it is captured for a single sample.
 
     Raises:
@@ -89,7 +91,7 @@ def captured_for_one(model: nn.Module, samples: Samples) -> BatchCapture:
     return BatchCapture(samples, 1, captured, captured, None)
 
 
-def _at_one(captured: Captured, sizes: Sizes, samples: Samples) -> Captured:
+def _at_one(captured: Captured, sizes: Sizes, samples: SampledCall) -> Captured:
     """The captured graph with numbers and recorded values of one sample."""
     graph, _ = copied(captured.graph)
     put_for_one(graph, sizes.numbers)

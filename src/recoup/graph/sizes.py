@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim
 from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_leaves
 
 from recoup.errors import CaptureError
 from recoup.graph.capture import Captured, export, input_nodes
 from recoup.graph.expressions import NoExpressionError, Tree, evaluate, multiplied, shown, tree_of, write
 from recoup.inputs.batches import Inputs
-from recoup.inputs.samples import Samples
+from recoup.inputs.samples import SampledCall
 from recoup.operators.record import operator_of
 from recoup.plan import Check
 
@@ -65,7 +66,7 @@ class Sizes:
         return tuple(check for check in self.checks if _is_fixed(check.holds))
 
 
-def sizes_of(model: nn.Module, samples: Samples, captured: Captured, many: int, *, any_size: bool) -> Sizes:
+def sizes_of(model: nn.Module, samples: SampledCall, captured: Captured, many: int, *, any_size: bool) -> Sizes:
     """How the captured graph follows its inputs: the number of samples, or all of their sizes.
 
     The symbolic capture has `many` samples: another number than the first, and none for which torch goes other ways.
@@ -75,13 +76,26 @@ def sizes_of(model: nn.Module, samples: Samples, captured: Captured, many: int, 
         TooManyConditionsError: following all sizes takes too much.
     """
     call = samples.times(many)
+    has_numbers = any(type(leaf) is int for leaf in tree_leaves((call.args, dict(call.kwargs))))
+    try:
+        return _sizes(model, samples, captured, call, any_size=any_size, with_numbers=has_numbers)
+    except CaptureError:
+        if not has_numbers:
+            raise
+    # Code such as torch.tensor([t]) writes a number into the graph: it stays as it was, and every call is asked for it.
+    return _sizes(model, samples, captured, call, any_size=any_size, with_numbers=False)
+
+
+def _sizes(
+    model: nn.Module, samples: SampledCall, captured: Captured, call: Inputs, *, any_size: bool, with_numbers: bool
+) -> Sizes:
     batched = samples.batched_in(call)
 
     def follow(argument: Any) -> Any:
         if isinstance(argument, Tensor):
             has_batch = any(argument is tensor for tensor in batched)
             return tuple(Dim.AUTO if any_size or (has_batch and dim == 0) else None for dim in range(argument.dim()))
-        return Dim.AUTO if type(argument) is int else None
+        return Dim.AUTO if with_numbers and type(argument) is int else None
 
     symbolic = _Symbolic(captured, export(model, call, follow), _leaves_of_samples(captured, samples, call))
     symbolic.find_leaves()
@@ -94,7 +108,7 @@ def sizes_of(model: nn.Module, samples: Samples, captured: Captured, many: int, 
     return sizes
 
 
-def _leaves_of_samples(captured: Captured, samples: Samples, call: Inputs) -> frozenset[Tree]:
+def _leaves_of_samples(captured: Captured, samples: SampledCall, call: Inputs) -> frozenset[Tree]:
     """The sizes that count samples."""
     batched = samples.batched_in(call)
     given = captured.signature.inputs.flatten_up_to((tuple(call.args), dict(call.kwargs)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from recoup.inputs.batches import Inputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Samples:
+class SampledCall:
     """A call for `one` sample, taken from a batch of `given`.
 
     `batched` says for every tensor of the call, in the order of `Inputs.map`, whether its first dim counts samples.
@@ -20,6 +20,10 @@ class Samples:
     one: Inputs
     batched: tuple[bool, ...]
     given: int
+
+    def to(self, device: torch.device) -> SampledCall:
+        """The same with copies of the sample's tensors on `device`."""
+        return replace(self, one=self.one.to(device))
 
     def times(self, count: int) -> Inputs:
         """The call for so many samples."""
@@ -31,11 +35,11 @@ class Samples:
         return [tensor for tensor, holds in zip(_in_order(call), self.batched, strict=True) if holds]
 
 
-def samples_of(inputs: Inputs) -> Samples:
+def sampled_call(inputs: Inputs) -> SampledCall:
     """The first sample of a batch, and where samples are."""
     size = inputs.size
     batched = tuple(tensor.dim() > 0 and tensor.shape[0] == size for tensor in _in_order(inputs))
-    return Samples(inputs.first(1), batched, size)
+    return SampledCall(inputs.first(1), batched, size)
 
 
 def _in_order(inputs: Inputs) -> list[Tensor]:

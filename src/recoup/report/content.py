@@ -18,6 +18,7 @@ from recoup.plan import Recovery
 from recoup.report.formatting import duration
 from recoup.statistics.calibrate import ENOUGH_SAMPLES
 from recoup.surgery.comparison import Proof
+from recoup.tracing.class_support import BREAKS
 from recoup.training.record import Epoch
 
 
@@ -134,6 +135,18 @@ class Report:
         """What to know before trusting the figures."""
         return (*self._idleness(), *self._excess(), *self._slowness(), *self._doubts(), *self._constancy())
 
+    @property
+    def held_by_class(self) -> str | None:
+        """Which groups stay whole because the model's own class cannot hold them at another size."""
+        held = [group.name for group in self.groups if any(reason.startswith(BREAKS) for reason in group.reasons)]
+        if not held or self.form is not None:
+            return None
+        names = ", ".join(held[:5]) + (f" and {len(held) - 5} more" if len(held) > 5 else "")
+        return (
+            f"whole, as the model's own class cannot hold them at another size: {names}; keep_class=False cuts them "
+            "too, in a standalone graph"
+        )
+
     def _idleness(self) -> tuple[str, ...]:
         tolerance = None if self.score is None else self.score.tolerance
         if tolerance is None or any(group.after < group.before for group in self.groups):
@@ -247,7 +260,9 @@ class Report:
         if self.held_out:
             errors = ", ".join(f"{name} {error:.4f}" for name, error in self.held_out.items())
             lines.append(f"output error on held-out images: {errors}")
-        lines += [told for told in (self.constancy, self.dependence, self.retraining) if told is not None]
+        lines += [
+            told for told in (self.constancy, self.dependence, self.retraining, self.held_by_class) if told is not None
+        ]
         if self.memory is not None:
             lines.append(f"peak GPU memory: {self.memory}")
         if self.form is not None:

@@ -116,6 +116,8 @@ def _proof_card(report: Report) -> Card:
     if report.form is not None:
         notes.append(f"standalone graph: {report.form}")
     notes += report.notes
+    if report.held_by_class is not None:
+        notes.append(report.held_by_class)
     return Card("Proof", value, equality, tuple(notes))
 
 

@@ -16,7 +16,7 @@ from recoup.graph.modes import exact_float32
 from recoup.graph.settings import without_cache
 from recoup.graph.standalone import Standalone, entering
 from recoup.inputs.batches import Inputs, device_of, inputs_of, leaves_in
-from recoup.inputs.samples import Samples, samples_of
+from recoup.inputs.samples import SampledCall, sampled_call
 from recoup.inputs.surroundings import undisturbed
 from recoup.plan import Plan
 from recoup.surgery.apply import masked, without_rounding
@@ -68,7 +68,7 @@ def agree(model: nn.Module, host: nn.Module, example: Any) -> Proof:
     return _compare_all(pair, _served(host, _batches(inputs)), type(model).__name__)
 
 
-def follows(model: nn.Module, host: nn.Module, samples: Samples) -> bool:
+def follows(model: nn.Module, host: nn.Module, samples: SampledCall) -> bool:
     """Whether a standalone form, where its model runs at other sizes, gives the same there or refuses the call."""
     batches = _of_other_sizes(random_like(samples), working_copy(model))
     return not batches or _same_or_refused(model, host, batches)
@@ -102,7 +102,7 @@ def require_real_outputs(captured: Captured) -> None:
         )
 
 
-def random_like(samples: Samples) -> Inputs:
+def random_like(samples: SampledCall) -> Inputs:
     """A batch of the same form: the first sample times random factors, so that what is positive stays positive.
 
     Noise where that sample is all zeros; the given values for everything that is not a real number.
@@ -188,7 +188,7 @@ def _check_repeats(first: list[Any], second: list[Any], name: str) -> None:
 
 def _batches(inputs: Inputs) -> Iterator[Inputs]:
     """Random samples, real ones, and a single one."""
-    yield random_like(samples_of(inputs))
+    yield random_like(sampled_call(inputs))
     if inputs.size > 1:
         yield inputs.first(SAMPLES[1])
     yield inputs.first(1)

@@ -27,7 +27,7 @@ from recoup.errors import CaptureError, InputError
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.biases import with_biases
 from recoup.graph.canonical import may_have_layers, with_layers
-from recoup.graph.capture import Captured, TooManyConditionsError
+from recoup.graph.capture import Captured
 from recoup.graph.expressions import shown
 from recoup.graph.folding import fold
 from recoup.graph.modes import without_collection
@@ -38,7 +38,7 @@ from recoup.graph.usage import idle_modules, written_tensors
 from recoup.graph.writing import graph_plan
 from recoup.inputs.batches import Inputs, device_of, inputs_of
 from recoup.inputs.models import require_model
-from recoup.inputs.samples import samples_of
+from recoup.inputs.samples import sampled_call
 from recoup.inputs.surroundings import undisturbed
 from recoup.plan import Check, GraphPlan, Plan
 from recoup.surgery.apply import bare_plan
@@ -89,7 +89,7 @@ class Form:
             CaptureError: the graph serves one batch size only.
         """
         if self.reason is not None:
-            with suppress(CaptureError, TooManyConditionsError):  # the batch may still be followed
+            with suppress(CaptureError):  # the batch may still be followed
                 sizes = self.batch.followed(self.model, any_size=True)
                 if follows(self.model, self._whole(sizes), self.batch.samples):
                     return self._guarded(sizes)
@@ -220,9 +220,9 @@ def trace(
 
 def traced_for(model: nn.Module, example: Any, terms: Terms) -> Traced:
     """The structure of a model on these terms."""
-    inputs = inputs_of(example, model).to(device_of(model))
-    require_samples_first(model, inputs.first(FEW))
-    samples = samples_of(inputs)
+    inputs = inputs_of(example, model)
+    require_samples_first(model, inputs.first(FEW).to(device_of(model)))
+    samples = sampled_call(inputs).to(device_of(model))
     with without_collection():
         given = prepared(model, samples.times(min(samples.given, FEW)), may_untie=terms.untie and not terms.keep_config)
         traced = _trace(given, capture_for_one(given.model, samples), terms)
