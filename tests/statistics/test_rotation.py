@@ -153,3 +153,11 @@ def test_the_default_prunes_streams_and_leaves_the_model_alone(norm):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     again = recoup.apply(model, result.plan)
     torch.testing.assert_close(again(tokens()), result.model(tokens()))
+
+
+def test_a_result_with_a_smaller_stream_is_saved_and_loaded(tmp_path):
+    model = transformer(nn.LayerNorm)
+    result = recoup.prune(model, [tokens()], widths={"tokens": 9}, method="fast", streams=True)
+    loaded = recoup.load(result.save(tmp_path / "result"), model)
+    assert loaded.norms[0].eps == result.model.norms[0].eps > model.norms[0].eps
+    torch.testing.assert_close(loaded(tokens()), result.model(tokens()))

@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 from recoup.channels.groups import Site, named_tensors
 from recoup.errors import LockedError
 from recoup.graph.copies import working_copy
-from recoup.inputs.batches import Stream as Batches
 from recoup.inputs.batches import (
+    Stream,
     call_checked,
     check_finite,
     device_of,
@@ -37,7 +37,7 @@ from recoup.plan import Plan
 from recoup.surgery.apply import apply
 from recoup.surgery.verify import agree
 from recoup.tracing.preparation import prepared
-from recoup.tracing.streams import Stream, streams_of
+from recoup.tracing.streams import NormedStream, streams_of
 
 
 @undisturbed
@@ -52,7 +52,7 @@ def rotate(model: nn.Module, calibration: Iterable[Any]) -> nn.Module:
         VerificationError: the copy does not compute the same.
     """
     require_model(model)
-    batches = Batches(calibration)
+    batches = Stream(calibration)
     return rotated(model, rotation(model, batches.first, batches), batches.first)
 
 
@@ -119,7 +119,7 @@ def _contrasts(size: int) -> Tensor:
     return columns / (number * (number + 1)).sqrt()
 
 
-def _turn(stream: Stream, turn: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _turn(stream: NormedStream, turn: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What makes, scales and reads a stream once it is turned."""
     found: dict[str, Tensor] = {}
     for site in stream.makers:
@@ -142,7 +142,7 @@ def _turn(stream: Stream, turn: Tensor, tensors: Mapping[str, Tensor]) -> dict[s
     return found
 
 
-def _multiplied(value: Tensor, site: Site, stream: Stream, turn: Tensor) -> Tensor:
+def _multiplied(value: Tensor, site: Site, stream: NormedStream, turn: Tensor) -> Tensor:
     """A tensor with R in front of what it has along the dim of the stream."""
     places, channel = (part.to(value.device) for part in stream.places(site))
     part = value.index_select(site.dim, places).movedim(site.dim, 0)
@@ -150,28 +150,28 @@ def _multiplied(value: Tensor, site: Site, stream: Stream, turn: Tensor) -> Tens
     return value.index_copy(site.dim, places, turned.movedim(0, site.dim))
 
 
-def _in_order(value: Tensor, name: str, stream: Stream) -> Tensor:
+def _in_order(value: Tensor, name: str, stream: NormedStream) -> Tensor:
     """What a vector has for each channel of the stream, in the stream's order."""
     places, channel = stream.places(stream.site(name, 0))
     return torch.zeros_like(value[places]).index_copy(0, channel.to(value.device), value[places])
 
 
-def _scaled(weight: Tensor, site: Site, gain: Tensor, stream: Stream) -> Tensor:
+def _scaled(weight: Tensor, site: Site, gain: Tensor, stream: NormedStream) -> Tensor:
     """W diag(g)."""
     places, channel = (part.to(weight.device) for part in stream.places(site))
     shape = [-1 if dim == site.dim else 1 for dim in range(weight.dim())]
     return weight.index_copy(site.dim, places, weight.index_select(site.dim, places) * gain[channel].view(shape))
 
 
-def _read_from(weight: Tensor, site: Site, shift: Tensor, stream: Stream) -> Tensor:
+def _read_from(weight: Tensor, site: Site, shift: Tensor, stream: NormedStream) -> Tensor:
     """What a layer without a window makes of a constant."""
     places, channel = (part.to(weight.device) for part in stream.places(site))
     return (weight.index_select(site.dim, places).movedim(site.dim, -1) @ shift[channel]).flatten()
 
 
-def _second_moments(twin: nn.Module, streams: Iterable[Stream], batches: Iterable[Any]) -> list[Tensor]:
+def _second_moments(twin: nn.Module, streams: Iterable[NormedStream], batches: Iterable[Any]) -> list[Tensor]:
     """For every stream the mean outer product (m, m) of what its norms make of it, before their gains."""
-    tensors, watched = named_tensors(twin), _Watch()
+    tensors, watched = named_tensors(twin), _NormWatch()
     for number, stream in enumerate(streams):
         for norm in stream.norms:
             order = stream.places(stream.site(norm.gain, 0))[1]
@@ -185,7 +185,7 @@ def _second_moments(twin: nn.Module, streams: Iterable[Stream], batches: Iterabl
     return [watched.sums[place] for place in range(len(watched.sums))]
 
 
-class _Watch(TorchFunctionMode):
+class _NormWatch(TorchFunctionMode):
     """While active, sums up what norms of known gains make: `streams` has number and order by the gain's `id`."""
 
     def __init__(self) -> None:

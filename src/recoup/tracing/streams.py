@@ -28,7 +28,7 @@ _RESCALES = ("sum", "mul", "div")
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class StreamReader:
     """A layer that reads a stream along `dim` of its weight, behind a norm of that `gain` and `shift` or behind none.
 
     `bias` names its own bias, new to it or not, where it has a place for one.
@@ -42,7 +42,7 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stream:
+class NormedStream:
     """A group of channels that can be turned: what makes it, its norms, what reads it.
 
     `sites` are all places of its channels in tensors. The mean over the channels is taken off wherever it is read, if
@@ -52,7 +52,7 @@ class Stream:
     group: Group
     makers: tuple[Site, ...]
     norms: tuple[Norm, ...]
-    readers: tuple[Reader, ...]
+    readers: tuple[StreamReader, ...]
     is_centred: bool
     sites: tuple[Site, ...]
 
@@ -67,18 +67,18 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Streams:
+class NormedStreams:
     """The streams of a network that can be turned, and why others cannot, by group."""
 
-    found: tuple[Stream, ...]
+    found: tuple[NormedStream, ...]
     refused: Mapping[str, str]
 
 
-class _RefusedError(Exception):
+class _CannotTurnError(Exception):
     """Why a stream cannot be turned."""
 
 
-def streams_of(model: nn.Module, sample: Inputs) -> Streams:
+def streams_of(model: nn.Module, sample: Inputs) -> NormedStreams:
     """What of a model can be turned; `sample` is a batch of one."""
     captured, _ = with_biases(capture(model, sample))
     propagated = propagate(captured, frees_norms=True)
@@ -90,14 +90,14 @@ def streams_of(model: nn.Module, sample: Inputs) -> Streams:
         norms = tuple(norm for norm in structure.norms if bool(_inside(norm.channels, group).any()))
         if norms:
             try:
-                found.append(_Search(model, captured, structure, channels, group, norms).stream())
-            except _RefusedError as reason:
+                found.append(_StreamSearch(model, captured, structure, channels, group, norms).stream())
+            except _CannotTurnError as reason:
                 refused[group.name] = str(reason)
-    return Streams(tuple(found), refused)
+    return NormedStreams(tuple(found), refused)
 
 
 @dataclass(slots=True, eq=False)
-class _Search:
+class _StreamSearch:
     """One group: which values carry its channels, as they are (`raw`) or behind which norm."""
 
     model: nn.Module
@@ -109,21 +109,21 @@ class _Search:
     raw: set[fx.Node] = field(default_factory=set)
     behind: dict[fx.Node, Norm] = field(default_factory=dict)
 
-    def stream(self) -> Stream:
+    def stream(self) -> NormedStream:
         """All of it, or the reason why not."""
         if self.group.free < self.group.width:
-            raise _RefusedError(self.group.reasons[0])
+            raise _CannotTurnError(self.group.reasons[0])
         for node in self.captured.graph.nodes:
             self._follow(node)
         is_centred = any(norm.is_centred for norm in self.norms)
         if not all(sorted(norm.channels.tolist()) == list(range(*self._range)) for norm in self.norms):
-            raise _RefusedError(f"{self.norms[0].site} sees a part of it, or more")
+            raise _CannotTurnError(f"{self.norms[0].site} sees a part of it, or more")
         readers = tuple(dict.fromkeys(self._readers(is_centred)))
         sites = self._sites(readers)
         used = {(reader.weight, reader.dim) for reader in readers} | {(norm.gain, 0) for norm in self.norms}
         used |= {(norm.bias, 0) for norm in self.norms if norm.bias is not None}
         makers = tuple(site for site in sites if (site.tensor, site.dim) not in used)
-        return Stream(self.group, makers, self.norms, readers, is_centred, sites)
+        return NormedStream(self.group, makers, self.norms, readers, is_centred, sites)
 
     @property
     def _range(self) -> tuple[int, int]:
@@ -152,7 +152,7 @@ class _Search:
         elif is_linear and len(inputs) == 1 and not self._rescales(node, self.behind[inputs[0]]):
             self.behind[node] = self.behind[inputs[0]]
         else:
-            raise _RefusedError("the model returns it" if node.op == "output" else _not_linear(node))
+            raise _CannotTurnError("the model returns it" if node.op == "output" else _not_linear(node))
 
     def _rescales(self, node: fx.Node, norm: Norm) -> bool:
         return operation_name(node.target) in _RESCALES and self._has_bias(norm)
@@ -170,36 +170,36 @@ class _Search:
     def _require_read_once(self, node: fx.Node, inputs: list[fx.Node]) -> None:
         """A layer reads channels by its weight; an input that is none of its own is another matter."""
         if inputs and inputs != [_read_by(node)]:
-            raise _RefusedError(_not_linear(node))
+            raise _CannotTurnError(_not_linear(node))
 
-    def _readers(self, is_centred: bool) -> Iterator[Reader]:
+    def _readers(self, is_centred: bool) -> Iterator[StreamReader]:
         """The layers that read it, each in one way."""
         nodes = {node.name: node for node in self.captured.graph.nodes}
-        ways: dict[str, Reader] = {}
+        ways: dict[str, StreamReader] = {}
         for product in self.structure.products:
             value = _read_by(nodes[product.node])
             if value not in self.raw and value not in self.behind:
                 continue
             norm = self.behind.get(value)
             if is_centred and (norm is None or not norm.is_centred):
-                raise _RefusedError(f"{product.weight} reads it with its mean, and a LayerNorm without")
+                raise _CannotTurnError(f"{product.weight} reads it with its mean, and a LayerNorm without")
             reader = self._reader(product, norm)
             if ways.setdefault(product.weight, reader) != reader:
-                raise _RefusedError(f"{product.weight} reads it in several ways")
+                raise _CannotTurnError(f"{product.weight} reads it in several ways")
             yield reader
 
-    def _reader(self, product: Product, norm: Norm | None) -> Reader:
+    def _reader(self, product: Product, norm: Norm | None) -> StreamReader:
         consumer = next((c for c in self.structure.consumers if c.weight == product.weight), None)
         if product.input_dim is None or consumer is None:
-            raise _RefusedError(f"{product.weight} reads it in groups")
+            raise _CannotTurnError(f"{product.weight} reads it in groups")
         bias = consumer.biases[0] if len(consumer.biases) == 1 else None
         if norm is None:
-            return Reader(product.weight, product.input_dim, bias, None, None)
+            return StreamReader(product.weight, product.input_dim, bias, None, None)
         if self._has_bias(norm) and (bias is None or product.kernel > 1):
-            raise _RefusedError(f"{product.weight} cannot take in what {norm.bias} adds")
-        return Reader(product.weight, product.input_dim, bias, norm.gain, norm.bias)
+            raise _CannotTurnError(f"{product.weight} cannot take in what {norm.bias} adds")
+        return StreamReader(product.weight, product.input_dim, bias, norm.gain, norm.bias)
 
-    def _sites(self, readers: tuple[Reader, ...]) -> tuple[Site, ...]:
+    def _sites(self, readers: tuple[StreamReader, ...]) -> tuple[Site, ...]:
         """Every tensor with channels of it, all of which are known to make, to scale or to read them."""
         read = {(reader.weight, reader.dim) for reader in readers}
         scale = {name for norm in self.norms for name in (norm.gain, norm.bias)}
@@ -208,9 +208,9 @@ class _Search:
         for site in sites:
             inside = site.channel_of[_inside(site.channel_of, self.group)]
             if len(inside) != self.group.width or len(inside.unique()) != len(inside):
-                raise _RefusedError(f"{site.tensor} has a part of it")
+                raise _CannotTurnError(f"{site.tensor} has a part of it")
             if (site.tensor, site.dim) not in read and site.tensor not in scale | sources:
-                raise _RefusedError(f"{site.tensor} acts on its channels one by one")
+                raise _CannotTurnError(f"{site.tensor} acts on its channels one by one")
         return sites
 
 
