@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recoup.channels.bias_places import places_of_biases, shared_biases
+from recoup.channels.locks import SINGLE, labels_in, lock_double_uses, lock_lone_channels, lock_shared_weights
 from recoup.channels.parts import cells_of, evened, gathered, groups_of, in_turn, settled, spread
 from recoup.channels.propagate import Propagated
 from recoup.channels.rectangles import Resolution, resolution
@@ -21,7 +22,6 @@ from recoup.plan import Slice
 
 # Reasons listed per group: enough to act on, short enough to read.
 REASONS_SHOWN = 3
-SINGLE = "all of it is one channel: its layers make a single one, or an operation ties them together"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,10 +232,10 @@ class Structure:
 def resolve(propagated: Propagated, model: nn.Module, captured: Captured) -> tuple[Structure, Tensor]:
     """Groups, sites and consumers from what was propagated, and the channel number of every label (-1: none)."""
     constraints = propagated.constraints
-    _lock_double_uses(constraints)
+    lock_double_uses(constraints)
     shared = read_in_other_roles(captured) | shared_biases(constraints.products, captured)
-    _lock_shared_weights(constraints, shared)
-    _lock_lone_channels(propagated, settled(constraints, shared))
+    lock_shared_weights(constraints, shared)
+    lock_lone_channels(propagated, settled(constraints, shared))
     state = resolution(constraints)
     numbering, groups = _number_channels(constraints, state)
     sites = (*_sites(constraints, numbering), *_sites_of_elements(constraints, numbering))
@@ -276,50 +276,6 @@ def numbers(labels: Tensor, numbering: Tensor) -> Tensor:
     if not len(numbering):
         return torch.full_like(labels, -1)
     return torch.where(labels >= 0, numbering[labels.clamp(min=0)], -1)
-
-
-def _lock_shared_weights(constraints: Constraints, shared: frozenset[str]) -> None:
-    """What a weight is for others, no refit of a layer that reads it may change."""
-    for product in constraints.products:
-        if product.weight in shared and product.input_dim is not None:
-            reason = f"{product.weight} is no layer's alone, so it cannot be refitted"
-            constraints.lock(constraints.sites[product.weight, product.input_dim], reason)
-
-
-def _lock_double_uses(constraints: Constraints) -> None:
-    """A weight that one layer sums over its rows and another over its columns cannot be refitted for both."""
-    dims: dict[str, set[int | None]] = {}
-    for product in constraints.products:
-        dims.setdefault(product.weight, set()).add(product.input_dim)
-    for weight in (name for name, used in dims.items() if len(used) > 1):
-        for dim in (0, 1):
-            if (weight, dim) in constraints.sites:
-                constraints.lock(constraints.sites[weight, dim], f"{weight} is used in two ways")
-
-
-def _lock_lone_channels(propagated: Propagated, state: Resolution) -> None:
-    """A value that consists of a single channel would be empty without it."""
-    for labels in _labels(propagated):
-        lone = _lone_channel(labels, state)
-        if lone >= 0:
-            propagated.constraints.lock(torch.tensor([lone]), SINGLE)
-
-
-def _labels(propagated: Propagated) -> Iterator[Tensor]:
-    """Labels of every value in the graph, one by one where a node has several results."""
-    for value in propagated.labels.values():
-        for labels in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(labels, Tensor):
-                yield labels
-
-
-def _lone_channel(labels: Tensor, state: Resolution) -> int:
-    """The channel that a value consists of, or -1."""
-    (small,) = core(labels)
-    ends = state.open(small.flatten()[[0, -1]] if small.numel() else small.flatten())
-    if not len(ends) or int(ends[0]) < 0 or int(ends[0]) != int(ends[-1]):
-        return -1
-    return int(ends[0]) if bool((state.open(small) == ends[0]).all()) else -1
 
 
 def _number_channels(constraints: Constraints, state: Resolution) -> tuple[Tensor, tuple[Group, ...]]:
@@ -368,7 +324,7 @@ def _with_parts(group: Group, cell: Tensor) -> Group:
 
 def _values(propagated: Propagated, numbering: Tensor) -> tuple[Tensor, ...]:
     """The channels of every value that would be empty without them."""
-    found = (numbers(core(labels)[0], numbering).unique() for labels in _labels(propagated))
+    found = (numbers(core(labels)[0], numbering).unique() for labels in labels_in(propagated))
     return tuple(channels for channels in found if len(channels) and int(channels[0]) >= 0)
 
 
