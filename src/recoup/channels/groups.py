@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from recoup.channels.bias_places import places_of_biases, shared_biases
+from recoup.channels.locks import labels_in, lock_double_uses, lock_lone_channels, lock_shared_weights
 from recoup.channels.norm_paths import hold_norms
 from recoup.channels.numbers import Number, settings_after
 from recoup.channels.parts import cells_of, evened, gathered, groups_of, in_turn, settled, spread
 from recoup.channels.propagate import Propagated
 from recoup.channels.rectangles import Resolution, resolution
-from recoup.channels.ties import why_alone, why_single
+from recoup.channels.ties import why_single
 from recoup.graph.capture import Captured
 from recoup.graph.usage import read_in_other_roles
 from recoup.labels.arrays import compress, core, varying_dims
@@ -259,10 +260,10 @@ def resolve(propagated: Propagated, model: nn.Module, captured: Captured) -> tup
     """Groups, sites and consumers from what was propagated, and the channel number of every label (-1: none)."""
     constraints = propagated.constraints
     hold_norms(constraints, captured)
-    _lock_double_uses(constraints)
+    lock_double_uses(constraints)
     shared = read_in_other_roles(captured) | shared_biases(constraints.products, captured)
-    _lock_shared_weights(constraints, shared)
-    _lock_lone_channels(propagated, settled(constraints, shared), captured)
+    lock_shared_weights(constraints, shared)
+    lock_lone_channels(propagated, settled(constraints, shared), captured)
     state = resolution(constraints)
     numbering, groups = _number_channels(constraints, state)
     sites = (*_sites(constraints, numbering), *_sites_of_elements(constraints, numbering))
@@ -304,54 +305,6 @@ def numbers(labels: Tensor, numbering: Tensor) -> Tensor:
     if not len(numbering):
         return torch.full_like(labels, -1)
     return torch.where(labels >= 0, numbering[labels.clamp(min=0)], -1)
-
-
-def _lock_shared_weights(constraints: Constraints, shared: frozenset[str]) -> None:
-    """What a weight is for others, no refit of a layer that reads it may change."""
-    for product in constraints.products:
-        if product.weight in shared and product.input_dim is not None:
-            reason = f"{product.weight} is no layer's alone, so it cannot be refitted"
-            constraints.lock(constraints.sites[product.weight, product.input_dim], reason)
-
-
-def _lock_double_uses(constraints: Constraints) -> None:
-    """A weight that one layer sums over its rows and another over its columns cannot be refitted for both."""
-    dims: dict[str, set[int | None]] = {}
-    for product in constraints.products:
-        dims.setdefault(product.weight, set()).add(product.input_dim)
-    for weight in (name for name, used in dims.items() if len(used) > 1):
-        for dim in (0, 1):
-            if (weight, dim) in constraints.sites:
-                constraints.lock(constraints.sites[weight, dim], f"{weight} is used in two ways")
-
-
-def _lock_lone_channels(propagated: Propagated, state: Resolution, captured: Captured) -> None:
-    """A value that consists of a single channel would be empty without it."""
-    constraints, nodes = propagated.constraints, {node.name: node for node in captured.graph.nodes}
-    known: set[int] = set()
-    for name, labels in _labels(propagated):
-        lone = _lone_channel(labels, state)
-        if lone >= 0 and lone not in known:
-            known.add(lone)
-            members = (state.root == lone).nonzero().squeeze(1)
-            constraints.lock(torch.tensor([lone]), why_alone(constraints, members, nodes[name]))
-
-
-def _labels(propagated: Propagated) -> Iterator[tuple[str, Tensor]]:
-    """Labels of every value in the graph, by name; one by one where a node has several results."""
-    for name, value in propagated.labels.items():
-        for labels in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(labels, Tensor):
-                yield name, labels
-
-
-def _lone_channel(labels: Tensor, state: Resolution) -> int:
-    """The channel that a value consists of, or -1."""
-    (small,) = core(labels)
-    ends = state.open(small.flatten()[[0, -1]] if small.numel() else small.flatten())
-    if not len(ends) or int(ends[0]) < 0 or int(ends[0]) != int(ends[-1]):
-        return -1
-    return int(ends[0]) if bool((state.open(small) == ends[0]).all()) else -1
 
 
 def _number_channels(constraints: Constraints, state: Resolution) -> tuple[Tensor, tuple[Group, ...]]:
@@ -401,7 +354,7 @@ def _with_parts(group: Group, cell: Tensor) -> Group:
 
 def _values(propagated: Propagated, numbering: Tensor) -> tuple[Tensor, ...]:
     """The channels of every value that would be empty without them."""
-    found = (numbers(core(labels)[0], numbering).unique() for _, labels in _labels(propagated))
+    found = (numbers(core(labels)[0], numbering).unique() for _, labels in labels_in(propagated))
     return tuple(channels for channels in found if len(channels) and int(channels[0]) >= 0)
 
 
