@@ -189,7 +189,7 @@ def test_every_option_of_the_command_line_is_in_the_guide():
         for name, command in main.commands.items()
         for parameter in command.params
         if isinstance(parameter, click.Option)
-        for option in parameter.opts
+        for option in (*parameter.opts, *parameter.secondary_opts)
     }
     assert told == known
 
