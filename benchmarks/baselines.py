@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import recoup
 from recoup.channels.cost import cost
-from recoup.channels.groups import Structure, named_tensors
+from recoup.channels.structure import Structure, named_tensors
 from recoup.cli.importing import import_library
 from recoup.errors import BudgetError, ModelError
 from recoup.recovery.batch_norm import estimated_statistics

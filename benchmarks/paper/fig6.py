@@ -25,7 +25,7 @@ from benchmarks.paper.opening import at_hand
 from benchmarks.paper.selectors import CAP, selectors_of
 from benchmarks.paper.workbench import Sample, method_of
 from recoup.algebra.ridge import compensate
-from recoup.channels.groups import Group
+from recoup.channels.structure import Group
 from recoup.statistics.rank import problem_of
 
 SPARSITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

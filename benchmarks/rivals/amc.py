@@ -47,7 +47,7 @@ from benchmarks.rivals.channels import (
 )
 from benchmarks.rivals.training import Schedule, batch_statistics, finetuned, held_out, right, seeded
 from recoup.channels.cost_model import CostModel, macs_model
-from recoup.channels.groups import Group
+from recoup.channels.structure import Group
 from recoup.config import require_whole
 from recoup.errors import BudgetError, UsageError
 

@@ -20,7 +20,7 @@ from torch.func import functional_call
 import recoup
 from benchmarks.baselines import ROUNDING, largest_share, plan_without_refit
 from recoup.channels.cost_model import CostModel, macs_model
-from recoup.channels.groups import Group, Structure
+from recoup.channels.structure import Group, Structure
 from recoup.errors import BudgetError
 
 Counts: TypeAlias = Mapping[str, int]

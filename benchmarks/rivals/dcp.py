@@ -32,7 +32,7 @@ from benchmarks.baselines import filter_norms
 from benchmarks.machine import timed
 from benchmarks.rivals.channels import Pruned, Reader, Subject, called, column_sums, counts_by_share, cut, subject_of
 from benchmarks.rivals.training import Schedule, finetuned, minimise, seeded
-from recoup.channels.groups import Group
+from recoup.channels.structure import Group
 from recoup.config import require_whole
 
 # The published schedules, or ours where the docstring says so.

@@ -18,7 +18,7 @@ from benchmarks.zoo.spec import Spec
 from recoup.algebra.selection import Ranking
 from recoup.allocation.widths import Widths
 from recoup.channels.cost import cost
-from recoup.channels.groups import Group, Structure
+from recoup.channels.structure import Group, Structure
 from recoup.inputs.batches import inputs_of
 from recoup.tracing.trace import Traced, plain_cut
 

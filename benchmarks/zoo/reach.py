@@ -12,7 +12,7 @@ from benchmarks.zoo.rows import Locks, Reason
 from recoup.algebra.selection import Ranking
 from recoup.allocation.widths import Widths
 from recoup.channels.cost import cost, macs_by_product
-from recoup.channels.groups import Group, Structure
+from recoup.channels.structure import Group, Structure
 from recoup.tracing.trace import Traced
 
 REASONS_SHOWN = 3

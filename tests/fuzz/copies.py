@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recoup.channels.groups import Group, Structure, named_tensors
 from recoup.channels.parts import gathered, spread
+from recoup.channels.structure import Group, Structure, named_tensors
 from recoup.graph.folding import FOLDED
 from recoup.tracing.trace import Traced
 

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import recoup
-from recoup.channels.groups import named_tensors
+from recoup.channels.structure import named_tensors
 from recoup.surgery.apply import masked
 from tests.fuzz.comparison import COARSE, PRECISE, ROUNDING, SHAKE, compare, relative_error
 from tests.fuzz.copies import install

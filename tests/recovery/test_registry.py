@@ -10,7 +10,7 @@ from benchmarks.baselines import plan_without_refit
 from torch import nn
 
 import recoup
-from recoup.channels.groups import named_tensors
+from recoup.channels.structure import named_tensors
 from recoup.errors import CalibrationError, UsageError
 from recoup.inputs.split import BATCH_BYTES
 from recoup.methods import published

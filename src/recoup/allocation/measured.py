@@ -13,7 +13,7 @@ from recoup.allocation.lagrangian import ErrorCurve, cheapest, error_curve
 from recoup.allocation.series import Members, TiedCosts, members_of, spread, tied
 from recoup.allocation.widths import Widths
 from recoup.channels.cost_model import CostModel, Timing, latency_model, macs_model, parameter_model
-from recoup.channels.groups import Group
+from recoup.channels.structure import Group
 from recoup.config import Budget
 from recoup.errors import BudgetError, UsageError
 from recoup.judge.output_error import Reference

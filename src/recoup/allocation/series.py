@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recoup.allocation.lagrangian import ErrorCurve
 from recoup.channels.cost_model import CostModel
-from recoup.channels.groups import Structure
+from recoup.channels.structure import Structure
 
 # The groups of every series by the name of its first; a group of its own stands for itself.
 Members: TypeAlias = Mapping[str, tuple[str, ...]]

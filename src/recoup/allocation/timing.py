@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch._prims_common import suggest_memory_format
 
 from recoup.channels.cost_model import Timing
-from recoup.channels.groups import Structure
+from recoup.channels.structure import Structure
 from recoup.graph.copies import copied
 from recoup.graph.modes import evaluating
 from recoup.graph.purity import make_pure

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recoup.algebra.selection import Ranking
-from recoup.channels.groups import Group, Structure
+from recoup.channels.structure import Group, Structure
 from recoup.config import Limits, multiple_on
 from recoup.statistics.calibrate import Calibration
 from recoup.statistics.constant import Constants, constant_channels

@@ -25,7 +25,7 @@ from recoup.artefact.schema import (
     record,
     text,
 )
-from recoup.channels.groups import named_tensors
+from recoup.channels.structure import named_tensors
 from recoup.errors import ArtefactError
 from recoup.graph.settings import is_setting
 from recoup.plan import Plan, Recovery, Slice

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 from recoup.artefact.dry_run import MOST_MEMORY, peak_memory
 from recoup.artefact.manifest import LOOSEST
 from recoup.artefact.schema import MisfitError, integer, listing, text
-from recoup.channels.groups import named_tensors
+from recoup.channels.structure import named_tensors
 from recoup.errors import ArtefactError
 from recoup.graph.copies import working_copy
 from recoup.graph.modes import exact_float32

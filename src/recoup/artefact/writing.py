@@ -31,7 +31,7 @@ from recoup.artefact.manifest import Manifest, stored, write_manifest
 from recoup.artefact.plan_json import plan_to_json
 from recoup.artefact.samples import Samples, take_samples
 from recoup.artefact.tree import class_name
-from recoup.channels.groups import named_tensors
+from recoup.channels.structure import named_tensors
 from recoup.errors import ArtefactError, warn
 from recoup.graph.copies import strip_hooks, working_copy
 from recoup.inputs.batches import Inputs

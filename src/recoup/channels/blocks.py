@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from recoup.channels.groups import Structure
 from recoup.channels.patterns import LEFT_ALONE
+from recoup.channels.structure import Structure
 from recoup.graph.ancestry import ancestors, makers
 from recoup.graph.capture import Captured
 from recoup.operators.record import operator_of

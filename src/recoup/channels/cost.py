@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from recoup.channels.groups import Structure
+from recoup.channels.structure import Structure
 from recoup.labels.constraints import Product
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recoup.channels.groups import Structure
+from recoup.channels.structure import Structure
 from recoup.labels.layout import Layout
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recoup.channels.groups import Structure, numbers
 from recoup.channels.propagate import Propagated
+from recoup.channels.structure import Structure, numbers
 from recoup.graph.capture import Captured
 from recoup.labels.arrays import varying_dims
 from recoup.labels.constraints import Elementwise

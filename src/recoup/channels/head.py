@@ -6,7 +6,7 @@ from collections.abc import Container
 
 from torch import fx
 
-from recoup.channels.groups import Structure
+from recoup.channels.structure import Structure
 from recoup.graph.ancestry import makers
 from recoup.graph.capture import Captured, input_nodes
 from recoup.operators.record import operator_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from recoup.channels.groups import Site, Structure, numbers
+from recoup.channels.structure import Site, Structure, numbers
 from recoup.labels.arrays import compress, varying_dims
 from recoup.labels.constraints import TensorRef
 from recoup.labels.layout import Layout

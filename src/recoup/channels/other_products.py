@@ -17,7 +17,7 @@ from torch.fx.node import map_aggregate
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from recoup.channels.groups import Structure
+from recoup.channels.structure import Structure
 from recoup.graph.capture import Captured
 from recoup.graph.code import site_of
 from recoup.graph.regions import call_of

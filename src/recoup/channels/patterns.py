@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from recoup.channels.groups import Group, Structure
+from recoup.channels.structure import Group, Structure
 from recoup.config import require_names
 from recoup.errors import UsageError, unknown_name
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from recoup.channels.groups import Group, Site, Structure
+from recoup.channels.structure import Group, Site, Structure
 from recoup.plan import Centred, centre
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from recoup.channels.groups import named_tensors
+from recoup.channels.structure import named_tensors
 from recoup.errors import CalibrationError, UsageError
 from recoup.graph.copies import working_copy
 from recoup.inputs.batches import call_checked, device_of, numbered_inputs

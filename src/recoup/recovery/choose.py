@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from recoup.channels.groups import Consumer
+from recoup.channels.structure import Consumer
 from recoup.errors import UsageError, warn
 from recoup.judge.output_error import Reference
 from recoup.plan import Plan

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from recoup.channels.groups import Consumer
+from recoup.channels.structure import Consumer
 from recoup.plan import Plan
 from recoup.recovery.cutting import cut_weights
 from recoup.recovery.plans import assemble

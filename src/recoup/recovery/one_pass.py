@@ -11,8 +11,8 @@ from torch import Tensor
 
 from recoup.algebra.moments import Moments
 from recoup.algebra.ridge import Compensated, compensate, moved, on_new_rows, rescale_variance
-from recoup.channels.groups import Consumer
 from recoup.channels.settling import settled
+from recoup.channels.structure import Consumer
 from recoup.plan import Plan, Recovery
 from recoup.recovery.plans import assemble
 from recoup.statistics.calibrate import Calibration, Statistics

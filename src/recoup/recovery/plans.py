@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from recoup.channels.groups import Structure
 from recoup.channels.settling import centred, settled
+from recoup.channels.structure import Structure
 from recoup.errors import UsageError
 from recoup.plan import Plan, Recovery, Slice
 from recoup.statistics.calibrate import Calibration

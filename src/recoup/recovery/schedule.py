@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from recoup.channels.groups import Consumer, Structure
+from recoup.channels.structure import Consumer, Structure
 from recoup.graph.activation import Activation
 from recoup.graph.copies import copied
 from recoup.graph.purity import make_pure

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
 
-from recoup.channels.groups import Structure
+from recoup.channels.structure import Structure
 from recoup.graph.expressions import FUNCTIONS
 from recoup.operators.names import is_random
 from recoup.operators.record import operator_of, weights_of

@@ -12,7 +12,7 @@ from torch import Tensor
 from recoup.allocation.goal import Trial
 from recoup.allocation.latency import Latency
 from recoup.channels.cost import Cost
-from recoup.channels.groups import Group, Structure
+from recoup.channels.structure import Group, Structure
 from recoup.inputs.resources import PeakMemory
 from recoup.plan import Recovery
 from recoup.report.formatting import duration

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recoup.channels.cost import Cost, cost, macs_by_product
-from recoup.channels.groups import Structure
+from recoup.channels.structure import Structure
 from recoup.report.content import GroupRow, group_rows
 from recoup.report.formatting import short
 from recoup.report.picture import draw, save_picture

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recoup.algebra.selection import Ranking
 from recoup.allocation.goal import Allocation
 from recoup.channels.cost import Cost, cost
-from recoup.channels.groups import named_tensors
+from recoup.channels.structure import named_tensors
 from recoup.config import Method
 from recoup.inputs.resources import PeakMemory
 from recoup.judge.acceptance import Acceptance, Verdict, judged

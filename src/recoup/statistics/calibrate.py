@@ -14,7 +14,7 @@ from recoup.algebra.moments import Moments, apart, sensitivity, squared_slopes
 from recoup.algebra.patches import Window, paired_rows
 from recoup.algebra.selection import looks_at_images
 from recoup.algebra.shrinkage import choose_strength, shrink
-from recoup.channels.groups import Consumer, Structure, named_tensors
+from recoup.channels.structure import Consumer, Structure, named_tensors
 from recoup.config import Method, require_flag, require_method, require_progress
 from recoup.errors import CalibrationError, require_kind, warn
 from recoup.graph.copies import working_copy

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recoup.algebra.linalg import live_rows
-from recoup.channels.groups import Group
+from recoup.channels.structure import Group
 from recoup.statistics.calibrate import ENOUGH_SAMPLES, Calibration
 
 

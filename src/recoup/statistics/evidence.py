@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from recoup.algebra.selection import Flow, SingleMaps
 from recoup.algebra.selection.elimination import rows_by_channel
-from recoup.channels.groups import Consumer, Group
+from recoup.channels.structure import Consumer, Group
 from recoup.operators.names import operation_name
 from recoup.operators.record import operator_of
 from recoup.statistics.calibrate import Calibration, watched

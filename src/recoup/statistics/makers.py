@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from recoup.algebra.selection.elimination import rows_by_channel
-from recoup.channels.groups import Group
 from recoup.channels.parts import spread
+from recoup.channels.structure import Group
 from recoup.graph.activation import activation_behind
 from recoup.operators.names import operation_name
 from recoup.statistics.calibrate import Calibration

@@ -11,7 +11,7 @@ from recoup.algebra.linalg import live_rows
 from recoup.algebra.moments import Moments
 from recoup.algebra.selection import Layer, Problem, Ranking, ask, loss_along
 from recoup.algebra.selection.problem import output_variance
-from recoup.channels.groups import Consumer, Group
+from recoup.channels.structure import Consumer, Group
 from recoup.config import require_progress
 from recoup.errors import IllConditionedError, require_kind
 from recoup.inputs.surroundings import undisturbed

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from recoup.channels.groups import Site, named_tensors
+from recoup.channels.structure import Site, named_tensors
 from recoup.errors import LockedError
 from recoup.graph.copies import working_copy
 from recoup.inputs.batches import (

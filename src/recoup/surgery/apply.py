@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from recoup.channels.groups import Consumer, Structure, named_tensors
 from recoup.channels.settling import centred, settled
+from recoup.channels.structure import Consumer, Structure, named_tensors
 from recoup.errors import ArtefactError, InputError, require_kind
 from recoup.graph.copies import duplicate, light_copy, strip_hooks, untie
 from recoup.graph.settings import Settings, adjust

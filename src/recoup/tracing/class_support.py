@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from recoup.channels.cost_model import channels_in
-from recoup.channels.groups import Group, Structure, named_tensors
+from recoup.channels.structure import Group, Structure, named_tensors
 from recoup.errors import RecoupError, VerificationError
 from recoup.graph.capture import Captured, capture, module_path
 from recoup.graph.copies import working_copy

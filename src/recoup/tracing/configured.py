@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from recoup.channels.groups import Group, Structure
 from recoup.channels.numbers import Number
+from recoup.channels.structure import Group, Structure
 from recoup.errors import UsageError, VerificationError, told
 from recoup.graph.modes import quiet
 from recoup.graph.settings import CONFIG, configs

@@ -14,8 +14,8 @@ from enum import IntEnum
 
 from torch import nn
 
-from recoup.channels.groups import Site, Structure
 from recoup.channels.numbers import Number
+from recoup.channels.structure import Site, Structure
 from recoup.operators.record import refresh_of
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from recoup.channels.cost import cost
-from recoup.channels.groups import Structure
 from recoup.channels.patterns import widths_by_group
+from recoup.channels.structure import Structure
 from recoup.config import Budget
 from recoup.errors import UsageError
 from recoup.tracing.trace import Traced

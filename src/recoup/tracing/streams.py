@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx, nn
 
-from recoup.channels.groups import Group, Site, Structure, named_tensors, numbers, resolve
+from recoup.channels.groups import resolve
 from recoup.channels.norm_paths import makes_channels, passes_on
 from recoup.channels.propagate import propagate
 from recoup.channels.settling import with_whole_streams
+from recoup.channels.structure import Group, Site, Structure, named_tensors, numbers
 from recoup.graph.biases import with_biases
 from recoup.graph.capture import Captured, capture, module_path
 from recoup.inputs.batches import Inputs

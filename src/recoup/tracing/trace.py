@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from recoup.channels.blocks import residual_blocks
 from recoup.channels.elementwise import with_elementwise
-from recoup.channels.groups import Structure, named_tensors, resolve, with_every_bias, without
+from recoup.channels.groups import resolve
 from recoup.channels.head import read_by_head
 from recoup.channels.layouts import layouts
 from recoup.channels.other_products import with_other_products
 from recoup.channels.propagate import propagate
 from recoup.channels.settling import with_whole_streams
+from recoup.channels.structure import Structure, named_tensors, with_every_bias, without
 from recoup.errors import CaptureError, InputError
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.biases import with_biases
