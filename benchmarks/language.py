@@ -29,8 +29,6 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import torch
-import torch_pruning
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -38,6 +36,8 @@ import recoup
 from benchmarks.machine import versions
 from benchmarks.pages import replace_table
 from benchmarks.rows import Plain, Store
+from recoup.cli.importing import import_library
+from recoup.errors import ModelError
 
 ORIGINAL, MAGNITUDE, RIVAL = "original", "magnitude", "Torch-Pruning"
 FAST, BEST, FAST_ALIKE, BEST_ALIKE = "fast", "best", "fast, keep_config", "best, keep_config"
@@ -79,8 +79,9 @@ class Row:
 
 def main() -> None:
     options = parse()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    library = transformers()
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
     store = Store(options.out, versions(), lambda row: Case(row["method"], row["seed"]))
     for seed in options.seeds:
         cases = store.waiting(Case(method, seed) for method in options.methods)
@@ -122,7 +123,8 @@ def blocks(text: Tensor, count: int, generator: torch.Generator) -> Tensor:
 def fresh() -> Any:
     """The model before training."""
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "tie_word_embeddings": False}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **ids))
+    library = transformers()
+    return library.LlamaForCausalLM(library.LlamaConfig(**SIZES, **ids))
 
 
 def trained(seed: int, folder: Path, steps: int) -> nn.Module:
@@ -211,10 +213,11 @@ def torch_pruned(model: nn.Module, example: Tensor) -> Any:
         twin.model.embed_tokens,
         *(part for layer in layers for part in (layer.self_attn.o_proj, layer.mlp.down_proj)),
     ]
-    pruner = torch_pruning.pruner.BasePruner(
+    library = import_library("torch_pruning", "torch-pruning==1.6.1", ModelError)
+    pruner = library.pruner.BasePruner(
         twin,
         example[:1],
-        importance=torch_pruning.importance.GroupMagnitudeImportance(p=2),
+        importance=library.importance.GroupMagnitudeImportance(p=2),
         global_pruning=False,
         pruning_ratio=0.0,
         pruning_ratio_dict=mlps | dict.fromkeys(heads, SHARE),
@@ -250,6 +253,11 @@ def widths(model: Any) -> tuple[int, ...]:
     layers, head = model.model.layers, SIZES["head_dim"]
     mlps = [layer.mlp.gate_proj.out_features for layer in layers]
     return (*mlps, *(layer.self_attn.q_proj.out_features // head for layer in layers))
+
+
+def transformers() -> Any:
+    """The library that the model is of."""
+    return import_library("transformers", "transformers==5.23.0", ModelError)
 
 
 def table(rows: Sequence[Plain]) -> str:

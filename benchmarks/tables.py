@@ -18,7 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from benchmarks import ablation, best, efficientnet, quantised, shipped
+from benchmarks import ablation, best, efficientnet, language, quantised, recurrent, shipped, streams
 from benchmarks import tolerance as untouched
 from benchmarks.networks import CIFAR
 from benchmarks.pages import replace_table
@@ -38,6 +38,9 @@ TABLES_OF_ROWS = {
     "held_out": ablation.table,
     "shipped": shipped.table,
     "quantised": quantised.table,
+    "recurrent": recurrent.table,
+    "language": language.table,
+    "streams": streams.table,
 }
 BLUE, GREY, ORANGE, GREEN = "#2563eb", "#94a3b8", "#f97316", "#059669"
 
@@ -46,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", action="store_true", help="leave the tables as they are")
     if not parser.parse_args().pictures:
-        pages = [DOCS / f"{name}.md" for name in ("results", "more-results", "reliability")]
+        pages = [DOCS / f"{name}.md" for name in ("results", "more-results", "language", "reliability")]
         for page in (*pages, *sorted((DOCS / "lab").glob("*.md"))):
             page.write_text(with_tables(page.read_text()))
         for name, experiment in EXPERIMENTS.items():
