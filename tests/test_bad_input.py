@@ -246,7 +246,7 @@ def test_missing_and_corrupt_files_are_named(saved, model, name):
         recoup.load(folder, model)
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"format": 3, "keep": 3}'])
+@pytest.mark.parametrize("content", ["[]", "{}", '{"format": 4, "keep": 3}'])
 def test_json_that_is_no_plan(saved, model, content):
     _, folder = saved
     (folder / "plan.json").write_text(content)
@@ -260,7 +260,7 @@ def test_a_plan_of_another_format(saved, model):
     plan = json.loads((folder / "plan.json").read_text())
     (folder / "plan.json").write_text(json.dumps({**plan, "format": 99}))
     rehash(folder)
-    with pytest.raises(errors.ArtefactError, match="has format 99, this version reads 3"):
+    with pytest.raises(errors.ArtefactError, match="has format 99, this version reads 4"):
         recoup.load(folder, model)
 
 

@@ -211,7 +211,6 @@ def test_in_place_operations_are_made_plain():
 
     model, schedule = through(body)
     traced = recoup.trace(model, images())
-    assert any(writes(node) for node in traced.standalone.host.graph.nodes if node.op == "call_function")
     assert schedule.is_pure
     assert not any(writes(node) for node in schedule.nodes if node.op == "call_function")
     assert point_of(schedule, "a").skip == "tanh"
@@ -232,19 +231,19 @@ def test_the_graph_that_was_given_stays_as_it_is():
 def written_where_others_read(m, x):
     y = m.a(x)
     twice = 2 * y
-    y.relu_()
+    y.diagonal(dim1=2, dim2=3).relu_()
     return twice + y
 
 
 def written_through_a_view(m, x):
     y = m.a(x)
-    y.view(len(y), -1).relu_()
+    y.transpose(2, 3).diagonal(dim1=2, dim2=3).relu_()
     return y + x
 
 
 def written_in_part(m, x):
     y = m.a(x)
-    y[:, :, 0] = 0.0
+    y.diagonal(dim1=2, dim2=3)[..., 0] = 0.0
     return y + x
 
 
@@ -262,7 +261,7 @@ def test_where_nothing_moves_a_skip_that_comes_too_late_is_none():
     def body(m, x):
         y = m.a(x) + torch.tanh(m.c(x))
         z = y.clone()
-        z[:, :, 0] = 0.0
+        z.diagonal(dim1=2, dim2=3).zero_()
         return z + m.b(z)
 
     _, schedule = through(body)

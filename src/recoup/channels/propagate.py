@@ -96,7 +96,7 @@ def _follow(node: fx.Node, values: dict[fx.Node, Any], constraints: Constraints)
         result = unknown(labelled, constraints)
     if not _shapes_agree(result, shape):
         result = unknown(labelled, constraints)
-    if writes(node) and memory_of(node.all_input_nodes[0]) is not node.all_input_nodes[0]:
+    if writes(node) and _is_a_view(node.all_input_nodes[0]):
         _lock_base(node.all_input_nodes[0], values, constraints, f"{labelled.site} writes into a part of it")
     if not is_carrier(node):
         _remember_boxes([*args, *kwargs.values(), result], constraints)
@@ -107,6 +107,13 @@ def _is_of_torch(node: fx.Node) -> bool:
     """Whether a module makes the call that remembers its sizes, and is known to be of torch's own class."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return bool(stack) and remembers_sizes(str(stack[-1][1]))
+
+
+def _is_a_view(value: fx.Node) -> bool:
+    """Whether a value is part of a whole, or the whole in another form; what an operation in place gives is neither."""
+    while value.op == "call_function" and writes(value):
+        value = value.all_input_nodes[0]
+    return memory_of(value) is not value
 
 
 def _lock_base(view: fx.Node, values: dict[fx.Node, Any], constraints: Constraints, reason: str) -> None:

@@ -102,7 +102,7 @@ def _at_one(captured: Captured, sizes: Sizes, samples: SampledCall) -> Captured:
     except Exception as error:  # torch's own, of operations on tensors without values
         raise CaptureError(f"the graph of several samples is none of one sample ({error})") from error
     for node in graph.nodes:
-        if node.name in values and node.name not in captured.tensors:
+        if node.name in values:  # stored tensors too: what is not of one fake mode does not compute together
             node.meta["val"] = values[node.name]
     return replace(captured, graph=graph)
 

@@ -223,7 +223,7 @@ class _Attempt:
         names = {value.name for node in inside for value in (node, *node.all_input_nodes)}
         met = [channels for name in names if (channels := channels_in(self.layouts[name])) is not None]
         seen = torch.zeros(self.structure.width + 1, dtype=torch.bool)  # the last is for what is no channel
-        seen[torch.cat([*met, torch.tensor([-1])])] = True
+        seen[torch.cat([*(channels.flatten() for channels in met), torch.tensor([-1])])] = True
         return tuple(unit for unit in units if any(bool(seen[group.channels].any()) for group in unit))
 
     def _keep(self, groups: tuple[Group, ...], cut: _Cut) -> Tensor:
