@@ -100,7 +100,7 @@ def save_one(build: Callable[[], nn.Module], batch: Any, folder: Path) -> Saved:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        result = recoup.prune(build().eval(), [batch] * 2, budget=HALF, method="paper")
+        result = recoup.prune(build().eval(), [batch] * 2, budget=HALF, method="paper", keep_class=False)
     result.save(folder)
     few = {name: value[:4] for name, value in batch.items()} if isinstance(batch, dict) else batch[:4]
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
