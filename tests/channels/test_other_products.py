@@ -190,3 +190,29 @@ def test_inspect_names_what_is_multiplied_in_no_layer():
     model, x, _ = traced("fused")
     (attention,) = recoup.inspect(model, x).operations
     assert not attention.is_fixed and "shrinks with what it reads" in str(recoup.inspect(model, x))
+
+
+class LowRank(nn.Module):
+    """A weight that is computed from two, and a value in another shape that nobody reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.left, self.right = (
+            nn.Linear(5, 12),
+            nn.Parameter(torch.randn(8, 4)),
+            nn.Parameter(torch.randn(4, 12)),
+        )
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        (x + 1).view(len(x), 3, 4).mean(dim=2)
+        return self.head(F.linear(x, self.left @ self.right).relu())
+
+
+@pytest.mark.parametrize("keep_class", [True, False])
+def test_a_weight_that_is_computed_costs_nothing_per_sample(keep_class):
+    with seeded(0):
+        model, x = LowRank().eval(), torch.randn(SAMPLES, 5)
+    traced = recoup.trace(model, x, keep_class=keep_class)
+    assert cost(traced.structure, traced.host).macs == 5 * 12 + 12 * 8 + 8 * 3

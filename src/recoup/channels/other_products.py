@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from recoup.channels.structure import Structure
-from recoup.graph.capture import Captured
+from recoup.graph.capture import Captured, input_nodes
 from recoup.graph.code import site_of
 from recoup.graph.regions import call_of
 from recoup.labels.constraints import OtherProduct
@@ -29,10 +29,20 @@ from recoup.operators.record import Letters, Operator, operator_of
 def with_other_products(structure: Structure, layouts: Mapping[str, Any], captured: Captured) -> Structure:
     """The structure with all that the graph multiplies outside of layers; `layouts` has the channels of every value."""
     layers = {product.node for product in structure.products}
-    nodes = [node for node in captured.graph.nodes if node.op == "call_function" and node.name not in layers]
+    moving = _read_inputs(captured)  # a weight that is computed is so once, for all samples
+    nodes = [node for node in moving if node.op == "call_function" and node.name not in layers]
     found = (_products_of(node, layouts) for node in nodes if _may_multiply(operator_of(node.target)))
     with sdpa_kernel(SDPBackend.MATH):
         return replace(structure, others=tuple(other for others in found for other in others))
+
+
+def _read_inputs(captured: Captured) -> list[fx.Node]:
+    """Everything that depends on an input, in the order of the graph."""
+    found: dict[fx.Node, None] = dict.fromkeys(input_nodes(captured))
+    for node in captured.graph.nodes:
+        if any(source in found for source in node.all_input_nodes):
+            found[node] = None
+    return list(found)
 
 
 def _may_multiply(record: Operator) -> bool:

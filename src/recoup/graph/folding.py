@@ -64,15 +64,10 @@ def fold(captured: Captured, *, untie: bool = True) -> Folded:
         tensors[place.name], held[place.name] = weight.name, value
         for reader in weight.readers:
             twins[reader].replace_input_with(twins[weight.source], place)
-    graph.eliminate_dead_code(
-        is_impure_node=lambda node: node.op in ("placeholder", "output") or _stays(node, computed)
-    )
+    # What nobody reads in the model's own code stays: the graph has to match that of the class, operation by operation.
+    graph.eliminate_dead_code(is_impure_node=lambda node: node not in computed)
     names = tuple(weight.name for weight in wanted)
     return Folded(replace(captured, graph=graph, tensors=tensors, values=held), names)
-
-
-def _stays(node: fx.Node, computed: set[fx.Node]) -> bool:
-    return node not in computed and node.op == "call_function" and node.is_impure()
 
 
 def _computed_weights(graph: fx.Graph, constant: set[fx.Node]) -> list[_Weight]:
