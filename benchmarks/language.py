@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import recoup
 from benchmarks.machine import versions
-from benchmarks.pages import replace_table
+from benchmarks.pages import publish
 from benchmarks.rows import Plain, Store
 from recoup.cli.importing import import_library
 from recoup.errors import ModelError
@@ -89,11 +89,7 @@ def main() -> None:
             model = trained(seed, options.checkpoints, options.steps)
             for case in cases:
                 store.add(measured(model, case))
-    text = table(store.rows)
-    print(text)
-    if options.docs is not None:
-        page = options.docs / "language.md"
-        page.write_text(replace_table(page.read_text(), "language", text))
+    publish(table(store.rows), "language", None if options.docs is None else options.docs / "language.md")
 
 
 def parse() -> argparse.Namespace:

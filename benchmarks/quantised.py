@@ -28,7 +28,7 @@ from torch import Tensor, nn
 import recoup
 from benchmarks.machine import versions
 from benchmarks.networks import CIFAR, LITE0, Batches, Bench, add_arguments, check_places, open_bench
-from benchmarks.pages import replace_table
+from benchmarks.pages import publish
 from benchmarks.rows import Plain, Store
 
 FORMS = ("original", "original, int8", "half", "half, int8")
@@ -67,11 +67,7 @@ def main() -> None:
         if store.waiting(Case(network, form) for form in FORMS):
             for row in rows(open_bench(network, options), options):
                 store.add(row)
-    text = table(store.rows)
-    print(text)
-    if options.docs is not None:
-        page = options.docs / "more-results.md"
-        page.write_text(replace_table(page.read_text(), "quantised", text))
+    publish(table(store.rows), "quantised", None if options.docs is None else options.docs / "more-results.md")
 
 
 def parse() -> argparse.Namespace:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import recoup
 from benchmarks.machine import timed, versions
-from benchmarks.pages import replace_table
+from benchmarks.pages import publish
 from benchmarks.rows import Plain, Store, alike, mean
 from recoup.config import Method
 
@@ -115,11 +115,7 @@ def main() -> None:
             cases = store.waiting(Case(name, method, share, seed) for share in KEPT for method in METHODS)
             for row in rows(NETWORKS[name], cases, seed) if cases else ():
                 store.add(row)
-    text = table(store.rows)
-    print(text)
-    if options.docs is not None:
-        page = options.docs / "more-results.md"
-        page.write_text(replace_table(page.read_text(), "recurrent", text))
+    publish(table(store.rows), "recurrent", None if options.docs is None else options.docs / "more-results.md")
 
 
 def rows(network: Network, cases: Sequence[Case], seed: int) -> Iterator[Row]:

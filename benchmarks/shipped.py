@@ -31,7 +31,7 @@ from torch import Tensor, nn
 import recoup
 from benchmarks.baselines import count_macs, prune_with_torch_pruning
 from benchmarks.machine import timed, versions
-from benchmarks.pages import replace_table
+from benchmarks.pages import publish
 from benchmarks.rows import Plain, Store
 from benchmarks.shipped_networks import NETWORKS, Shipped, build, folder_of
 
@@ -80,11 +80,7 @@ def main() -> None:
     store = Store(options.out, versions(), lambda row: Case(row["network"], row["method"], row["share"]))
     for case in store.waiting(Case(*each) for each in cases(options.networks)):
         store.add(measured(case))
-    text = table(store.rows)
-    print(text)
-    if options.docs is not None:
-        page = options.docs / "more-results.md"
-        page.write_text(replace_table(page.read_text(), "shipped", text))
+    publish(table(store.rows), "shipped", None if options.docs is None else options.docs / "more-results.md")
 
 
 def cases(networks: Sequence[str]) -> Iterator[tuple[str, str, float]]:

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import recoup
 from benchmarks.machine import versions
-from benchmarks.pages import replace_table
+from benchmarks.pages import publish
 from benchmarks.rows import Plain, Store
 
 NETWORKS = ("bytes, RMSNorm", "bytes, LayerNorm", "digits, LayerNorm")
@@ -136,11 +136,7 @@ def main() -> None:
             trained = TRAINED[network](options.steps)
             for case in waiting:
                 store.add(measured(trained, case, options.method))
-    text = table(store.rows)
-    print(text)
-    if options.docs is not None:
-        page = options.docs / "lab" / "streams.md"
-        page.write_text(replace_table(page.read_text(), "streams", text))
+    publish(table(store.rows), "streams", None if options.docs is None else options.docs / "lab" / "streams.md")
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:

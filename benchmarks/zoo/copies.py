@@ -16,8 +16,7 @@ from tests.fuzz.copies import install
 from torch import nn
 
 import recoup
-from benchmarks.zoo.process import peak_memory
-from benchmarks.zoo.pruned import BATCH, noted
+from benchmarks.zoo.pruned import BATCH, watched
 from benchmarks.zoo.reading import Batch, call
 from benchmarks.zoo.rows import LOST, CopiesRow, Setting, brief
 from benchmarks.zoo.seconds import timed
@@ -29,12 +28,7 @@ ALIKE = 5e-5  # of the spread of the outputs; what float32 makes of another orde
 
 def examine(spec: Spec, method: str, setting: Setting) -> CopiesRow:
     """What a network of copies loses at half its width."""
-    seconds: dict[str, float] = {}
-    warned: list[str] = []
-    before = peak_memory()
-    with timed(seconds, "total"), noted(warned):
-        row = _examine(spec, method, setting, seconds)
-    return replace(row, seconds=seconds, warned=tuple(dict.fromkeys(warned)), memory=peak_memory() - before)
+    return watched(lambda seconds: _examine(spec, method, setting, seconds))
 
 
 def _examine(spec: Spec, method: str, setting: Setting, seconds: dict[str, float]) -> CopiesRow:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 from torch import nn
 
@@ -13,21 +14,27 @@ import recoup
 from benchmarks.zoo.counting import SAMPLES, Observed, observe
 from benchmarks.zoo.process import peak_memory
 from benchmarks.zoo.reach import locks_of, span_of
-from benchmarks.zoo.rows import LONGEST, PrunedRow, Setting, brief
+from benchmarks.zoo.rows import LONGEST, CopiesRow, PrunedRow, Setting, brief
 from benchmarks.zoo.seconds import timed
 from benchmarks.zoo.spec import Spec
 
+Watched = TypeVar("Watched", PrunedRow, CopiesRow)
 BATCH = 16  # samples of a calibration batch
 AGREES = 0.01  # of torch's count of MACs, ours may differ by so much
 
 
 def examine(spec: Spec, method: str, setting: Setting) -> PrunedRow:
     """What the method makes of a network on random inputs."""
+    return watched(lambda seconds: _examine(spec, method, setting, seconds))
+
+
+def watched(work: Callable[[dict[str, float]], Watched]) -> Watched:
+    """The row that `work` makes, with its seconds, peak memory and warnings."""
     seconds: dict[str, float] = {}
     warned: list[str] = []
     before = peak_memory()
     with timed(seconds, "total"), noted(warned):
-        row = _examine(spec, method, setting, seconds)
+        row = work(seconds)
     return replace(row, seconds=seconds, warned=tuple(dict.fromkeys(warned)), memory=peak_memory() - before)
 
 
