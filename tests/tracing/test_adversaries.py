@@ -55,7 +55,6 @@ def reasons_of(model, batch=None):
 @pytest.mark.parametrize(
     "body",
     [
-        lambda m, h: m.p(h.chunk(2, 1)[0]) + m.q(h.chunk(2, 1)[1]),
         lambda m, h: m.p(h[:, : m.half]) + m.q(h[:, -m.half :]),
         lambda m, h: m.r(F.channel_shuffle(h, 2)),
     ],

@@ -39,6 +39,19 @@ class Network(nn.Module):
         return self.head(self.blocks(F.relu(self.stem(x))).mean((2, 3)))
 
 
+class Halves(nn.Module):
+    """A layer whose channels the code cuts in two pieces, one of which a stream runs through."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.on = nn.Conv2d(16, width, 3, padding=1), nn.Conv2d(width // 2, width // 2, 3, padding=1)
+        self.down = nn.Conv2d(width // 2 * 3, 16, 1)
+
+    def forward(self, x):
+        left, right = self.up(x).relu().chunk(2, 1)
+        return x + self.down(torch.cat([left, right, right + self.on(right).relu()], 1))
+
+
 def images():
     return torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -67,6 +80,15 @@ def test_the_class_is_kept_where_it_leaves_enough(goal):
     assert type(result.model) is Network
     assert result.model.blocks[0].up.out_channels == 8 and result.model.blocks[1].up.out_channels < 48
     assert "at another size: blocks.0.up; keep_class=False" in str(result.report)
+
+
+@pytest.mark.parametrize("width", [10, 24])
+@pytest.mark.parametrize("method", ["paper", "fast", "best"])
+def test_pieces_of_equal_size_keep_equally_many_of_their_own_channels(width, method):
+    result = pruned(Halves(width), method=method)
+    assert type(result.model) is Network and result.report.proof.difference < 1e-10
+    left, right = result.plan.keep["blocks.0.up"].view(2, -1)
+    assert 0 < left.sum() == right.sum() < width // 2 and not torch.equal(left, right)
 
 
 @pytest.mark.parametrize("goal", [{}, {"budget": recoup.Budget(width=0.5)}], ids=str)

@@ -1,14 +1,18 @@
-"""Grouped convolutions: whole parts of their channels go, or the same number of channels within every part.
+"""Parts: of grouped convolutions whole ones go, or the same number of channels within every part.
 
 A part is what one group of the convolution reads, or what it makes. Where whole parts go, all channels of a part are
 tied, its inputs to its outputs. Where every part keeps as many channels, each its own, inputs and outputs go by
 themselves. Channels that several convolutions divide in different ways are divided into cells, the finest division:
 if every cell keeps as many channels, so does every part that consists of cells.
+
+Pieces of equal size, as a chunk in the code makes them, are such parts too, where the code cannot be told other sizes.
+Where they cannot be parts, they are left to the test that a model's own code has to pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,6 +28,7 @@ def settled(constraints: Constraints, shared: frozenset[str]) -> Resolution:
     _tie(_going_whole(constraints, resolution(constraints)), constraints)
     while True:
         state = make_rectangular(constraints)
+        constraints.pieces = _even_pieces(constraints, state)
         if not _tie(_going_whole(constraints, state) or _uneven(constraints, state), constraints):
             return state
 
@@ -138,6 +143,19 @@ def _uneven(constraints: Constraints, state: Resolution) -> list[Grouped]:
     ][:1]
 
 
+def _even_pieces(constraints: Constraints, state: Resolution) -> list[Tensor]:
+    """The pieces that are parts: different channels, equally many, in groups that all their parts divide evenly."""
+    found = list[Tensor]()
+    for pieces in constraints.pieces:
+        channels = state.open(pieces)
+        if bool((channels >= 0).all()) and _is_even(channels):
+            tried = replace(constraints, pieces=[*found, pieces])
+            group, cell = groups_of(tried, state), cells_of(tried, state)
+            if _divides(group, cell, state, int(channels.max())):
+                found.append(pieces)
+    return found
+
+
 def _divides(group: Tensor, cell: Tensor, state: Resolution, channel: int) -> bool:
     """Whether all cells of a channel's group have as many channels, and every free channel of it lies in one."""
     every = torch.arange(len(group))
@@ -147,9 +165,9 @@ def _divides(group: Tensor, cell: Tensor, state: Resolution, channel: int) -> bo
 
 
 def _sides(constraints: Constraints, state: Resolution) -> Iterator[tuple[Tensor, Tensor]]:
-    """What every convolution reads and makes: the numbers of parts, from 1, and the channels that may go there."""
-    for grouped in constraints.grouped:
-        for labels in (grouped.inputs, grouped.outputs):
-            channels = state.open(labels)
-            number = torch.arange(1, len(labels) + 1)[:, None].expand_as(channels)
-            yield number.flatten(), channels.flatten()
+    """What every convolution reads and makes, and what code cuts in pieces: numbers of parts, from 1, and channels."""
+    divided = [labels for grouped in constraints.grouped for labels in (grouped.inputs, grouped.outputs)]
+    for labels in (*divided, *constraints.pieces):
+        channels = state.open(labels)
+        number = torch.arange(1, len(labels) + 1)[:, None].expand_as(channels)
+        yield number.flatten(), channels.flatten()

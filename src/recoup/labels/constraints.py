@@ -161,7 +161,8 @@ class Constraints:
     for the same: a box is an activation that is computed with, so what remains of it must be rectangular. With
     `sizes_stay`, the numbers in the code cannot be put right, and what they put beside channels is of fixed size. With
     `frees_norms`, what is normalised over channels may lose some of them; `norms` has these normalisations. `by_hand`
-    names the nodes that read channels as a layer does, and are none yet. `at` names the operation that is being
+    names the nodes that read channels as a layer does, and are none yet. `pieces` (n, size) are the labels of what the
+    code cuts in n pieces of a size, which it goes on doing where numbers stay. `at` names the operation that is being
     followed, and `line` where it stands in the user's code, for the reasons.
     """
 
@@ -179,6 +180,7 @@ class Constraints:
     sizes_stay: bool = False
     frees_norms: bool = False
     by_hand: list[str] = field(default_factory=list)
+    pieces: list[Tensor] = field(default_factory=list)
     at: str = ""
     line: str = ""
 
@@ -268,6 +270,14 @@ class Constraints:
         self.sites[tensor.name, dim] = labels if known is None else self.couple(known, labels, reason)
         if tensor.name in self.elements:
             self.couple(self.elements[tensor.name], along(labels, dim, tensor.shape), reason)
+
+    def cut_evenly(self, pieces: Sequence[Tensor], dim: int) -> None:
+        """Each of these pieces is as long as the others along `dim`, whatever remains of their channels."""
+        if len({piece.shape for piece in pieces}) != 1 or not any(varies(piece, dim) for piece in pieces):
+            return
+        small = [core(piece.movedim(dim, 0))[0].flatten(1) for piece in pieces]
+        if all(table.shape[1] == 1 for table in small):
+            self.pieces.append(torch.stack([table[:, 0].expand(pieces[0].shape[dim]) for table in small]))
 
     def outputs(self, weight: TensorRef, dim: int) -> Tensor:
         """Labels of what a weight makes along `dim`: the same at every call."""

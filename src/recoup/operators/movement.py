@@ -53,7 +53,15 @@ def _parts(node: fx.Node, remaining: Remaining) -> Iterator[CallArguments]:
     yield CallArguments(torch.ops.aten.split_with_sizes.default, (node.args[0], sizes, dim), {})
 
 
-operator("split", "split_with_sizes", "chunk", is_movement=True, resize=tried_out(_parts, along=2))(move)
+@operator("split", "split_with_sizes", "chunk", is_movement=True, resize=tried_out(_parts, along=2))
+def divide(call: LabelCall, constraints: Constraints) -> Value:
+    """Run it on the labels; code whose numbers stay goes on making pieces of equal size."""
+    pieces = move(call, constraints)
+    if constraints.sizes_stay:
+        constraints.cut_evenly(pieces, call.argument(2, "dim", 0))
+    return pieces
+
+
 operator("tensor_split", "unsafe_chunk", "unsafe_split", is_movement=True, resize=tried_out(_parts))(move)
 
 

@@ -7,6 +7,7 @@ even where the code would run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -85,16 +86,22 @@ def _departure(
     """Where the model's own code, with its tensors cut, departs from the graph it ought to run; None if nowhere."""
     if not expected.is_plain:
         return _Departure("its code moves channels in an order that a smaller network would have to change")
-    ran: dict[str, None] = {}
+    ran = dict[str, None]()
     try:
         cut = hollow(model, structure.slices(keep), structure.settings(keep))
         actual = capture(cut, batch.samples.times(batch.count), can_run=False, ran=ran)
         batch.at_count(expected.graph)
     except RecoupError as error:
         reason = f"its code fixes a size ({str(error).splitlines()[0][:160]})"
-        return _Departure(reason, next(reversed(ran), None))
+        return _Departure(reason, _last_of_one_place(model, ran))
     other = _other_constant(batch.captured, actual)
     return difference(expected.graph, actual) or (None if other is None else _Departure(other))
+
+
+def _last_of_one_place(model: nn.Module, ran: Mapping[str, None]) -> str | None:
+    """The last module that ran of those that are at one place only: an activation may be the same in all layers."""
+    places = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    return next((name for name in reversed(ran) if places[id(model.get_submodule(name))] == 1), None)
 
 
 def runs_as_cut(model: nn.Module, batch: BatchCapture, structure: Structure, layouts: Mapping[str, Any]) -> bool:
@@ -208,18 +215,28 @@ class _Attempt:
         failure = test(groups) if groups else None
         if failure is None:
             return {}
-        near = self._near(units, failure.where)
-        if 0 < len(near) < len(units) and (found := self._culprits(near, test)):
-            return found
+        for near in self._neighbourhoods(units, failure.where):
+            if found := self._culprits(near, test):
+                return found
         middle = len(units) // 2
         found = self._culprits(units[:middle], test) | self._culprits(units[middle:], test) if middle else {}
         return found or dict.fromkeys((group.name for group in groups), failure.reason)
 
-    def _near(self, units: _Units, where: str | None) -> _Units:
+    def _neighbourhoods(self, units: _Units, where: str | None) -> Iterator[_Units]:
+        """Those met in a module, then those met in the modules around it, while they are fewer than half."""
+        before = 0
+        while where:
+            near = self._near(units, where)
+            if 2 * len(near) > len(units):
+                return
+            if len(near) > before:
+                yield near
+            before, where = len(near), where.rpartition(".")[0]
+
+    def _near(self, units: _Units, where: str) -> _Units:
         """Those of which a module reads or makes channels: whoever breaks the code mostly meets it there."""
-        inside = [
-            node for node in self.batch.one.graph.nodes if node.op == "call_function" and module_path(node) == where
-        ]
+        calls = [node for node in self.batch.one.graph.nodes if node.op == "call_function"]
+        inside = [node for node in calls if f"{module_path(node)}.".startswith(f"{where}.")]
         names = {value.name for node in inside for value in (node, *node.all_input_nodes)}
         met = [channels for name in names if (channels := channels_in(self.layouts[name])) is not None]
         seen = torch.zeros(self.structure.width + 1, dtype=torch.bool)  # the last is for what is no channel

@@ -50,7 +50,7 @@ def _cut_alike(structure: Structure, width: float) -> Tensor:
     """The mask that keeps this share of every group, and what is locked."""
     keep = structure.keep_all()
     for group in structure.prunable:
-        free = (~group.locked).nonzero().squeeze(1)
-        gone = min(len(free), group.width - max(1, round(width * group.width)))
+        free = group.free_in_turn()
+        gone = min(len(free), group.width - group.rounded(max(1, round(width * group.width))))
         keep[group.start + free[len(free) - gone :]] = False
     return structure.refill(keep, torch.arange(structure.width))
