@@ -96,15 +96,24 @@ class Joint:
         return self.second.diagonal()[self.inputs :]
 
 
-def compensate(covariance: Tensor, weight: Tensor, keep: Tensor, *, ridge: float, name: str = "layer") -> Compensated:
+def compensate(
+    covariance: Tensor,
+    weight: Tensor,
+    keep: Tensor,
+    *,
+    ridge: float,
+    name: str = "layer",
+    variance: Tensor | None = None,
+) -> Compensated:
     """The weight that best restores y = W^T a from the rows where `keep` (d,) is true.
 
-    Without a ridge, a kept row that is an exact combination of other kept ones is left out: its weight is zero.
+    Without a ridge, a kept row that is an exact combination of other kept ones is left out: its weight is zero. The
+    `variance` of y (N,) costs as much as the fit, and need not be computed again where it is known.
 
     Raises:
         IllConditionedError: the kept block of the covariance is singular at this ridge.
     """
-    variance = _energy(covariance, weight)
+    variance = energy(covariance, weight) if variance is None else variance
     if bool(keep.all()):
         return Compensated(weight.clone(), torch.zeros_like(variance), variance, 0.0, 1.0)
     live = live_rows(covariance)
@@ -112,20 +121,29 @@ def compensate(covariance: Tensor, weight: Tensor, keep: Tensor, *, ridge: float
         kept = (keep & live).nonzero().squeeze(1)
         dependent = kept[~independent_rows(covariance[kept][:, kept])]
         keep = keep.index_fill(0, dependent, value=False)
-    solved = (keep & live).nonzero().squeeze(1)
-    pruned = (~keep & live).nonzero().squeeze(1)
+    solved, pruned = (keep & live).nonzero().squeeze(1), (~keep).nonzero().squeeze(1)
     fitted = torch.where(keep[:, None], weight, torch.zeros_like(weight))
+    residual = energy(covariance[pruned][:, pruned], weight[pruned])
     amount, condition = 0.0, 1.0
     if solved.numel() and pruned.numel():
         factor, amount = _system(covariance[solved][:, solved], ridge, name)
         condition = factor.condition
-        fitted[solved] += factor.solve(covariance[solved][:, pruned] @ weight[pruned])
-    return Compensated(fitted, _energy(covariance, weight - fitted), variance, amount, condition)
+        missing = covariance[solved][:, pruned] @ weight[pruned]
+        change = factor.solve(missing)
+        fitted[solved] += change
+        # What is lost is W_P less the change of W_S, and (G_SS + λI) change = missing.
+        residual = (residual - (change * (missing + amount * change)).sum(0)).clamp(min=0)
+    return Compensated(fitted, residual, variance, amount, condition)
+
+
+def energy(covariance: Tensor, weight: Tensor) -> Tensor:
+    """w_n^T G w_n for every column n of the weight: the variance of each output (N,)."""
+    return (weight * (covariance @ weight)).sum(dim=0).clamp(min=0)
 
 
 def rescale_variance(covariance: Tensor, fitted: Compensated) -> Compensated:
     """`fitted` with every output scaled so that its variance is the original one, as the authors' code does."""
-    after = _energy(covariance, fitted.weight)
+    after = energy(covariance, fitted.weight)
     usable = (after > 0) & (fitted.variance > 0)
     scale = torch.where(usable, (fitted.variance / after.clamp(min=torch.finfo(after.dtype).tiny)).sqrt(), 1.0)
     weight = fitted.weight * scale
@@ -179,8 +197,3 @@ def _system(G: Tensor, ridge: float, name: str) -> tuple[Factor, float]:
     """The factor of G + λI, and λ."""
     system, amount = add_ridge(G, ridge)
     return factorise(system, name), amount
-
-
-def _energy(covariance: Tensor, weight: Tensor) -> Tensor:
-    """w_n^T G w_n for every column n: the variance of each output (N,)."""
-    return (weight * (covariance @ weight)).sum(dim=0).clamp(min=0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recoup.algebra.moments import Moments
-from recoup.algebra.ridge import Compensated, compensate, moved, on_new_rows, rescale_variance
+from recoup.algebra.ridge import Compensated, compensate, energy, moved, on_new_rows, rescale_variance
 from recoup.channels.settling import settled
 from recoup.channels.structure import Consumer
 from recoup.plan import Plan, Recovery
@@ -53,7 +53,8 @@ def _refit(
     seen = calibration.statistics[consumer.name]
     original = calibration.weight(consumer)
     kept = calibration.structure.keep_indices(seen.channel_of.cpu(), keep).to(seen.moments.mean.device)
-    fits = [_fit(calibration, consumer, part, kept, rescale) for part in _parts(seen, original)]
+    parts = enumerate(_parts(seen, original))
+    fits = [_fit(calibration, consumer, number, part, kept, rescale) for number, part in parts]
     weight, shift = original.double(), original.new_zeros(original.shape[1 - seen.input_dim], dtype=torch.float64)
     for fit in fits:
         weight = weight.index_copy(1 - seen.input_dim, fit.outputs, fit.weight)
@@ -91,11 +92,13 @@ def _parts(seen: Statistics, weight: Tensor) -> list[_Share]:
     return [_Share(every, seen.moments, seen.mean)]
 
 
-def _fit(calibration: Calibration, consumer: Consumer, part: _Share, kept: Tensor, rescale: bool) -> _Fit:
+def _fit(calibration: Calibration, consumer: Consumer, number: int, part: _Share, kept: Tensor, rescale: bool) -> _Fit:
     seen = calibration.statistics[consumer.name]
     original = seen.of_outputs(calibration.weight(consumer), part.outputs)
     covariance, features = seen.minimised(part.moments), seen.as_features(original)
-    fitted = compensate(covariance, features, kept, ridge=calibration.method.ridge, name=consumer.name)
+    variance = calibration.cache(("variance", consumer.name, number), (), partial(energy, covariance, features))
+    ridge = calibration.method.ridge
+    fitted = compensate(covariance, features, kept, ridge=ridge, name=consumer.name, variance=variance)
     if rescale:
         fitted = rescale_variance(covariance, fitted)
     weight = seen.as_weight(fitted.weight, original)

@@ -98,7 +98,7 @@ def _departure(
     return difference(expected.graph, actual) or (None if other is None else _Departure(other))
 
 
-def _last_of_one_place(model: nn.Module, ran: Mapping[str, None]) -> str | None:
+def _last_of_one_place(model: nn.Module, ran: dict[str, None]) -> str | None:
     """The last module that ran of those that are at one place only: an activation may be the same in all layers."""
     places = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     return next((name for name in reversed(ran) if places[id(model.get_submodule(name))] == 1), None)

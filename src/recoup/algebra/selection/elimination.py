@@ -9,8 +9,9 @@
 
 A whole update of A per step would be bound by memory traffic. Updates are therefore collected in a panel,
 A = A₀ - U U^T and B = B₀ - U T, and only what scores need, the diagonal blocks of A and of B B^T, is kept current;
-a full panel is applied at once by matrix products. What is not filled yet of a panel is zero, so that on a GPU every
-step can be the same operations on the same tensors, and be replayed.
+a full panel is applied at once by matrix products. Nobody asks for channels that were taken again, so their rows go
+then, and the work for a whole order is a third of what it is with all of them. What is not filled yet of a panel is
+zero, so that on a GPU every step can be the same operations on the same tensors, and be replayed: there all rows stay.
 
 Slow twin: `greedy_by_brute_force` in tests/oracles.py.
 """
@@ -35,33 +36,45 @@ class Elimination:
         A channel is unusable once `singular` or less of a diagonal entry of its block of A is left.
         """
         self._A, self._B, self._singular = A, B, singular
-        self._rows, self._present = rows, present.to(A.dtype)
-        self._pairs = self._present[:, :, None] * self._present[:, None, :]
-        self._missing = torch.diag_embed(1 - self._present)
+        self._width, self._open = len(rows), torch.arange(len(rows), device=A.device)  # channels that have rows here
+        self._place = self._open.clone()  # where in the tables a channel is
+        self._taken: list[Tensor] = []  # of those, what was taken since rows went the last time
         r = rows.shape[1]
-        self._identity = torch.eye(r, dtype=A.dtype, device=A.device).expand(len(rows), r, r)
-        self._inverse_lower = torch.zeros_like(self._pairs)
-        self._U = A.new_zeros(A.shape[0], max(PANEL, r))
         self._T = B.new_zeros(max(PANEL, r), B.shape[1])
         self._next = torch.arange(r, device=A.device)  # columns of U, rows of T, that are filled next
         self._filled = 0
-        self._blocks, self._energies = self._fresh_blocks()
+        self._lay_out(rows, present)
         self._scale = self._blocks.diagonal(dim1=1, dim2=2).clone()
 
+    def _lay_out(self, rows: Tensor, present: Tensor) -> None:
+        """Tables and room for the rows that A and B have now."""
+        r = rows.shape[1]
+        self._rows, self._present = rows, present.to(self._A.dtype)
+        self._pairs = self._present[:, :, None] * self._present[:, None, :]
+        self._missing = torch.diag_embed(1 - self._present)
+        self._identity = torch.eye(r, dtype=self._A.dtype, device=self._A.device).expand(len(rows), r, r)
+        self._inverse_lower = torch.zeros_like(self._pairs)
+        self._U = self._A.new_zeros(self._A.shape[0], max(PANEL, r))
+        self._blocks, self._energies = self._fresh_blocks()
+
     def scores(self) -> Tensor:
-        """tr(B_J^T A_JJ^-1 B_J) of every channel (width,); nan where A_JJ is singular."""
+        """tr(B_J^T A_JJ^-1 B_J) of every channel (width,); nan where A_JJ is singular, or was taken long ago."""
         lower, definite = block_factors(self._blocks)
         left = (lower.diagonal(dim1=1, dim2=2).square() / self._scale).amin(dim=1)
         usable = definite & (left > self._singular)
         # r is small: one inverse of the factors serves the scores now and the update of the channel that is taken.
         self._inverse_lower.copy_(torch.linalg.solve_triangular(lower, self._identity, upper=False))
         inverse = self._inverse_lower.mT @ self._inverse_lower
-        return torch.where(usable, (inverse * self._energies).sum(dim=(1, 2)).clamp(min=0), torch.nan)
+        found = torch.where(usable, (inverse * self._energies).sum(dim=(1, 2)).clamp(min=0), torch.nan)
+        if len(found) == self._width:
+            return found
+        return found.new_full((self._width,), torch.nan).index_copy_(0, self._open, found)
 
     def take(self, channel: Tensor, usable: Tensor) -> None:
         """Eliminate a channel (1,), if `scores` has just found it usable (); `apply_full_panel` comes next."""
+        place = self._place.index_select(0, channel)
         rows, present, inverse_lower = (
-            table.index_select(0, channel)[0] for table in (self._rows, self._present, self._inverse_lower)
+            table.index_select(0, place)[0] for table in (self._rows, self._present, self._inverse_lower)
         )
         inverse_lower = torch.where(usable, inverse_lower * present, 0)
         U, T = self._panel()
@@ -71,6 +84,8 @@ class Elimination:
         self._U.index_copy_(1, self._next, u)
         self._T.index_copy_(0, self._next, t)
         self._next += len(rows)
+        if not self._A.is_cuda:
+            self._taken.append(place)
 
     def apply_full_panel(self) -> None:
         """Apply the panel if the next channel would not find room there."""
@@ -110,7 +125,21 @@ class Elimination:
         self._T.zero_()
         self._next -= self._filled
         self._filled = 0
-        self._refresh_blocks()
+        if self._A.is_cuda:
+            self._refresh_blocks()
+        else:
+            self._forget_taken()
+
+    def _forget_taken(self) -> None:
+        """Only rows of channels that may still be taken stay."""
+        left = torch.ones_like(self._open, dtype=torch.bool).index_fill_(0, torch.cat(self._taken), value=False)
+        present, rows = self._present[left] > 0, self._rows[left]
+        kept = rows[present].sort().values
+        self._A, self._B = self._A[kept][:, kept], self._B[kept]
+        rows = torch.searchsorted(kept, rows).clamp(max=max(0, len(kept) - 1))  # absent ones may be any row
+        self._taken, self._open, self._scale = [], self._open[left], self._scale[left]
+        self._place[self._open] = torch.arange(len(self._open), device=self._open.device)
+        self._lay_out(rows, present)
 
     def _refresh_blocks(self) -> None:
         blocks, energies = self._fresh_blocks()
