@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -38,13 +39,14 @@ def test_a_weight_that_two_calls_share_is_no_part():
     assert {name for part in parts for name in part.names} == {"a.weight", "a.bias", "b.weight", "b.bias"}
 
 
-def test_weight_and_bias_that_are_not_in_line_are_two_parts():
+@pytest.mark.parametrize("made", [8, 12])  # with as many outputs as inputs the shapes do not tell
+def test_weight_and_bias_that_are_not_in_line_are_two_parts(made):
     class Grouped(nn.Module):
         def __init__(self):
             super().__init__()
             self.a = nn.Conv1d(4, 8, 1)
-            self.up = nn.ConvTranspose1d(8, 12, 2, groups=4)
-            self.b = nn.Conv1d(12, 3, 1)
+            self.up = nn.ConvTranspose1d(8, made, 2, groups=4)
+            self.b = nn.Conv1d(made, 3, 1)
 
         def forward(self, x):
             return self.b(torch.tanh(self.up(torch.tanh(self.a(x)))))

@@ -362,3 +362,36 @@ def test_a_value_without_samples_does_not_count_them():
     assert few.exits["loss"] is batch.exits["loss"]
     assert [part.size for part in batch.split(4)] == [4, 2]
     assert SegmentBatch({}, {"loss": torch.tensor(1.0)}).size == 1
+
+
+@pytest.mark.parametrize("reading", ["visit", "segment_batches"])
+def test_batches_that_a_reader_leaves_behind_are_still_there(reading):
+    found = blocks()
+    segment = segment_at(found, "two.1.0")
+    twin = found.twin(segments=(segment,))
+    if reading == "visit":
+        left_open = twin.visit(point_of(found, "two.1.0"), everywhere(found))
+    else:
+        left_open = twin.segment_batches(segment, everywhere(found))
+    next(left_open)
+    after = outputs(found, twin)
+    for made, expected in zip(after, outputs(found, found.twin()), strict=True):
+        assert_same(made[1], expected[1])
+
+
+def test_batches_go_on_where_an_operation_failed(monkeypatch):
+    found = blocks()
+    twin, calls = found.twin(), []
+    run = twin._run
+
+    def failing(node, batch):
+        calls.append(node)
+        if len(calls) == 8:
+            raise RuntimeError("no memory left")
+        run(node, batch)
+
+    monkeypatch.setattr(twin, "_run", failing)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        list(twin.visit(point_of(found, "two.1.0"), everywhere(found)))
+    for made, expected in zip(outputs(found, twin), outputs(found, found.twin()), strict=True):
+        assert_same(made[1], expected[1])

@@ -62,19 +62,15 @@ def parts_of(calibration: Calibration, segment: Segment, tensors: Mapping[str, T
     own = {name for name in tensors if names.count(name) == 1 and name not in shared}
     inside = {node.name for node in segment.nodes}
     layers = [product for product in products if product.node in inside]
-    return [part for product in layers for part in _parts(product, own, tensors)]
+    return [part for product in layers for part in _parts(product, own)]
 
 
-def _parts(product: Product, own: set[str], tensors: Mapping[str, Tensor]) -> list[Part]:
+def _parts(product: Product, own: set[str]) -> list[Part]:
     """One part for weight and bias, or two where their outputs are not in line, as in a grouped transposed layer."""
     weight = product.weight if product.weight in own else None
     bias = product.bias if product.bias in own else None
     if weight is None and bias is None:
         return []
-    together = Part(product.node, weight, bias, product.input_dim)
-    if weight is None or bias is None:
-        return [together]
-    rows = tensors[weight].movedim(1 if product.input_dim is None else product.input_dim, 1).shape[0]
-    if rows == len(tensors[bias]):
-        return [together]
+    if weight is None or bias is None or product.output_dim == 0 or product.input_dim is not None:
+        return [Part(product.node, weight, bias, product.input_dim)]
     return [Part(product.node, weight, None, None), Part(product.node, None, bias, None)]

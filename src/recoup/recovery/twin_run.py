@@ -112,7 +112,7 @@ class TwinRun:
         self._last_needs = grouped(last_needs(schedule, segments))
         self._by_name = {node.name: node for node in schedule.nodes}
         limit = resident_of(device) if memory is None else memory
-        self._store, self._count, self._at = ActivationStore(limit), len(batches), 0
+        self._store, self._reached = ActivationStore(limit), [0] * len(batches)
         self._samples, self._first_samples = sum(batch.size for batch in batches), batches[0].size if batches else 1
         for place, inputs in enumerate(batches):
             self._put(place, self._start(inputs.to(device)))
@@ -132,7 +132,8 @@ class TwinRun:
         self._move_to(self._position(point.node))
         for place in places:
             with self._borrowed(place) as batch:
-                yield self._refit_batch(point, batch)
+                found = self._refit_batch(point, batch)
+            yield found  # nothing is borrowed meanwhile: whoever reads may never come back
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Tensors of the pruned network from here on."""
@@ -147,9 +148,10 @@ class TwinRun:
         self._move_to(segment.end)
         for place in places:
             with self._borrowed(place) as batch:
-                yield SegmentBatch(
+                found = SegmentBatch(
                     self._entries(segment, batch), {name: batch.original[name] for name in segment.exits}
                 )
+            yield found
 
     def run(self, segment: Segment, entries: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """What leaves a segment of the pruned network with other `tensors`."""
@@ -174,7 +176,7 @@ class TwinRun:
         """Write tensors of a segment that all batches have just passed, and let them pass it again."""
         self.write(tensors)
         self._move_to(segment.end)
-        for place in range(self._count):
+        for place in range(len(self._reached)):
             with self._borrowed(place) as batch:
                 values = self._values(segment, self._entries(segment, batch), {})
                 # Besides what leaves the segment, what enters the next one where the two overlap.
@@ -187,8 +189,8 @@ class TwinRun:
         (result,) = self._schedule.nodes[last].args
         for place in places:
             with self._borrowed(place) as batch:
-                values = [tensors_in(fx.node.map_arg(result, look)) for look in self._lookups(batch)]
-                yield values[0], values[1]
+                original, pruned = (tensors_in(fx.node.map_arg(result, look)) for look in self._lookups(batch))
+            yield original, pruned
 
     def close(self) -> None:
         """Give the memory back."""
@@ -223,16 +225,16 @@ class TwinRun:
         return self._schedule.nodes.index(self._by_name[name])
 
     def _move_to(self, position: int) -> None:
-        """Run every batch up to, and not including, the node at `position`."""
-        if position == self._at:
-            return
-        for place in range(self._count):
+        """Run every batch up to, and not including, the node at `position`; one that fails goes on where it was."""
+        for place, at in enumerate(self._reached):
+            if at >= position:
+                continue
             with self._borrowed(place) as batch:
-                for node in self._schedule.nodes[self._at : position]:
-                    self._run(node, batch)
+                for number in range(at, position):
+                    self._run(self._schedule.nodes[number], batch)
+                    self._reached[place] = number + 1
                 if place == 0:
                     self._require_room(batch)
-        self._at = position
 
     def _require_room(self, first: _TwinValues) -> None:
         """Refuse to go on where all batches, if they need what the first one does, have no room to wait in."""
