@@ -82,6 +82,19 @@ def test_the_order_does_not_depend_on_the_panel(selector, extra, staying, monkey
     torch.testing.assert_close(in_parts.loss, whole.loss)
 
 
+@pytest.mark.parametrize("read", [0, 1, 5])
+@pytest.mark.parametrize("selector", [forward, backward])
+def test_the_panel_makes_no_difference_to_a_layer_that_reads_few_channels(selector, read, monkeypatch):
+    few = layer(max(read, 1), 2, 5, seed=4)
+    unread = Layer(few.covariance, few.weight, torch.full_like(few.channel_of, -1)) if not read else few
+    asked = problem(layer(12, 3, 5, seed=3), unread, width=12, ridge=1e-6)
+    whole = selector(asked)
+    monkeypatch.setattr(elimination, "PANEL", 4)  # after some turns nothing is left that this layer reads
+    in_parts = selector(asked)
+    assert torch.equal(in_parts.order, whole.order)
+    torch.testing.assert_close(in_parts.loss, whole.loss)
+
+
 @pytest.mark.parametrize("selector", [forward, backward])
 def test_what_is_not_filled_of_the_panel_counts_for_nothing(selector, monkeypatch):
     given = problem(layer(12, 3, 5, seed=3), width=12)

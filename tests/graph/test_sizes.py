@@ -144,6 +144,26 @@ def test_tokens_of_any_length_up_to_the_table():
         result.model(torch.randint(50, (3, 41)))
 
 
+@pytest.mark.parametrize("side", [4, 12])
+def test_a_size_that_torch_itself_takes_for_fixed_is_asked_for(side):
+    """How torch works out what a grid reads fixes a size; what comes after is written with that number."""
+
+    def sampled(y, _):
+        y = F.conv_transpose2d(F.avg_pool2d(y, 2), torch.ones(6, 6, 2, 2), stride=2)
+        theta = 0.9 * torch.eye(2, 3).expand(len(y), 2, 3)
+        y = F.grid_sample(y, F.affine_grid(theta, list(y.shape), align_corners=False), align_corners=False)
+        batch, channels, height, width = y.shape
+        parts = y.reshape(batch, channels, height // 2, 2, width // 2, 2)
+        return parts.permute(0, 2, 4, 3, 5, 1).reshape(batch, height * width // 4, 4 * channels).mean(1)
+
+    model = Pixels(sampled).eval()
+    seen = torch.randn(32, 3, 8, 8)
+    result = recoup.prune(model, [seen], budget=WHOLE, method=EVERYWHERE, keep_class=False)
+    torch.testing.assert_close(result.model(seen), model(seen), rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match=re.escape("== 8 only")):
+        result.model(torch.randn(3, 3, side, side))
+
+
 @pytest.mark.parametrize(
     ("then", "message"),
     [

@@ -7,9 +7,10 @@ fulfil. Sizes that cannot be followed are conditions too.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -43,6 +44,8 @@ _OWN_QUESTIONS = (
     "/torch/_ops.py",
     "/torch/fx/experimental/",
 )
+# Other sizes to see whether an equality holds for them as well: multiples, by the dim.
+_STRETCHED = ((2,), (3, 2), (2, 1, 3))
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 ONE_BATCH_ONLY = "so a standalone graph of it would serve one batch size only. Prune with keep_class=True."
@@ -261,15 +264,28 @@ class _Symbolic:
         if environment is None:
             return
         for guard in environment.guards:
-            if _is_own_question(guard):
-                continue
+            is_own = _is_own_question(guard)
             try:
                 tree = tree_of(guard.expr.xreplace(environment.replacements), self.leaves)
             except NoExpressionError:
-                self._fix(guard.expr.free_symbols)
+                if not is_own:
+                    self._fix(guard.expr.free_symbols)
                 continue
-            if isinstance(tree, tuple) and Check(tree) not in self.checks:
+            if isinstance(tree, tuple) and Check(tree) not in self.checks and not (is_own and self._is_no_matter(tree)):
                 self.checks.append(Check(tree))
+
+    def _is_no_matter(self, tree: Tree) -> bool:
+        """Whether the answer to a question of torch's own leaves other sizes open.
+
+        Torch takes an equality for a fact from there on, and writes numbers for expressions; one that holds for other
+        sizes too, such as one about memory, is none.
+        """
+        return tree[0] != "eq" or all(_holds(tree, functools.partial(self._stretched, by)) for by in _STRETCHED)
+
+    def _stretched(self, by: tuple[int, ...], leaf: Tree) -> Any:
+        """A leaf as it might be in another call: sizes are multiples of what they were."""
+        value = self.traced(leaf)
+        return value * by[leaf[-1] % len(by)] if leaf[0] == "size" else value
 
     def _fix(self, symbols: Any) -> None:
         for symbol in symbols:
@@ -319,6 +335,13 @@ class _Symbolic:
             return tree_of(value.node.expr, self.leaves)
         except NoExpressionError as error:
             raise CaptureError(f"a size depends on the inputs in its own way ({error}), {ONE_BATCH_ONLY}") from error
+
+
+def _holds(tree: Tree, read: Callable[[Tree], Any]) -> bool:
+    try:
+        return bool(evaluate(tree, read))
+    except ZeroDivisionError:
+        return False
 
 
 def _is_fixed(tree: Tree) -> bool:

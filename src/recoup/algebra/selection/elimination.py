@@ -135,8 +135,9 @@ class Elimination:
         left = torch.ones_like(self._open, dtype=torch.bool).index_fill_(0, torch.cat(self._taken), value=False)
         present, rows = self._present[left] > 0, self._rows[left]
         kept = rows[present].sort().values
+        kept = kept if len(kept) else rows.new_zeros(1)  # whoever is absent reads some row, and makes nothing of it
         self._A, self._B = self._A[kept][:, kept], self._B[kept]
-        rows = torch.searchsorted(kept, rows).clamp(max=max(0, len(kept) - 1))  # absent ones may be any row
+        rows = torch.searchsorted(kept, rows).clamp(max=len(kept) - 1)  # absent ones may be any row
         self._taken, self._open, self._scale = [], self._open[left], self._scale[left]
         self._place[self._open] = torch.arange(len(self._open), device=self._open.device)
         self._lay_out(rows, present)
