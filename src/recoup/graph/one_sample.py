@@ -20,7 +20,8 @@ from recoup.errors import CaptureError
 from recoup.graph.capture import Captured, TooManyConditionsError, capture, input_nodes
 from recoup.graph.copies import copied
 from recoup.graph.runner import run
-from recoup.graph.sizes import ONE_BATCH_ONLY, Sizes, put_for_many, put_for_one, sizes_of
+from recoup.graph.sizes import Sizes, put_for_many, put_for_one, sizes_of
+from recoup.graph.symbolic import ONE_BATCH_ONLY
 from recoup.inputs.samples import SampledCall
 
 # How many samples to capture for, and how many the symbolic capture has. The second pair is for a model that has cached
