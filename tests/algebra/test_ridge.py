@@ -194,7 +194,7 @@ def test_the_error_is_the_mean_over_the_rows(case, centred, ridge):
     A, T, prior = case
     joint = joint_of(A, T, centred)
     (fitted,) = shrunk(joint, prior, [ridge])
-    torch.testing.assert_close(joint.error(fitted), mean_squared_error(A, T, fitted), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(joint.errors([fitted])[0], mean_squared_error(A, T, fitted), rtol=1e-7, atol=1e-9)
 
 
 @given(regressions())
@@ -203,7 +203,7 @@ def test_the_error_on_other_rows_counts_what_the_bias_misses_there(case):
     A, T, prior = case
     (fitted,) = shrunk(joint_of(A[:40], T[:40]), prior, [0.0])
     torch.testing.assert_close(
-        joint_of(A[40:], T[40:] + 3).error(fitted),
+        joint_of(A[40:], T[40:] + 3).errors([fitted])[0],
         mean_squared_error(A[40:], T[40:] + 3, fitted),
         rtol=1e-7,
         atol=1e-9,
@@ -229,7 +229,7 @@ def test_more_ridge_fits_the_rows_less():
     joint, ridges = joint_of(A, T), [0.0, 1e-2, 1.0, 100.0, INFINITY]
     found = shrunk(joint, torch.zeros(4, 2, dtype=torch.float64), ridges)
     assert [fitted.ridge for fitted in found] == ridges
-    errors = [float(joint.error(fitted).sum()) for fitted in found]
+    errors = joint.errors(found).sum(dim=1).tolist()
     assert errors == sorted(errors)
     assert len(set(errors)) == len(errors)
 
@@ -243,7 +243,7 @@ def test_weighted_rows_count_by_their_weight():
     prior = torch.zeros(3, 2, dtype=torch.float64)
     (left,), (right,) = shrunk(weighted, prior, [0.1]), shrunk(repeated, prior, [0.1])
     torch.testing.assert_close(left.weight, right.weight, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(weighted.error(left), repeated.error(right), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(weighted.errors([left]), repeated.errors([right]), rtol=1e-10, atol=1e-12)
 
 
 def test_a_constant_input_keeps_its_prior_weight_and_causes_no_error():
@@ -294,9 +294,9 @@ def test_the_error_is_never_negative():
     T = A @ torch.randn(3, 4, dtype=torch.float64)
     joint = joint_of(A, T)
     (fitted,) = shrunk(joint, torch.zeros(3, 4, dtype=torch.float64), [0.0])
-    assert bool((joint.error(fitted) >= 0).all())
+    assert bool((joint.errors([fitted])[0] >= 0).all())
     silent = Fitted(torch.zeros(3, 4, dtype=torch.float64), T.mean(0), 0.0, 0.0, 1.0)
-    torch.testing.assert_close(joint.error(silent), joint.variance(), rtol=1e-10, atol=0.0)
+    torch.testing.assert_close(joint.errors([silent])[0], joint.variance(), rtol=1e-10, atol=0.0)
 
 
 def test_a_singular_system_is_refused_by_name_and_solved_with_a_ridge():

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 import recoup
+from recoup.recovery import sequential
+from recoup.recovery.one_pass import recover_in_one_pass
 from recoup.recovery.sequential import recover_in_sequence
 from recoup.surgery.apply import masked
 from recoup.surgery.verify import verify
@@ -269,3 +271,44 @@ def test_the_model_and_the_start_are_as_before():
     recovered(found)
     assert all(torch.equal(value, before[name]) for name, value in found.model.state_dict().items())
     assert all(torch.equal(value, start[name]) for name, value in found.start.weights.items())
+
+
+def whole_again(found, group):
+    """The mask, with one group as it was."""
+    keep = found.keep.clone()
+    keep[group.channels] = True
+    return keep
+
+
+@NAMES
+def test_what_is_known_of_another_mask_changes_nothing(name):
+    """Layers up to the first difference are not solved again, and the plan is the same to the bit."""
+    found = zoo_bench(name, joint_steps=0)
+    recovered(found)
+    groups = found.calibration.structure.prunable
+    for group in dict.fromkeys((groups[-1], groups[len(groups) // 2], groups[0])):
+        keep = whole_again(found, group)
+        plans = []
+        for calibration in (found.calibration, replace(found.calibration)):  # the second knows nothing yet
+            start = recover_in_one_pass(calibration, keep)
+            plans.append(recover_in_sequence(calibration, found.split, keep, start))
+        known, fresh = plans
+        assert known.weights.keys() == fresh.weights.keys()
+        assert all(torch.equal(known.weights[key], fresh.weights[key]) for key in fresh.weights)
+        assert known.recovery == fresh.recovery
+
+
+def test_layers_in_front_of_the_first_difference_are_not_solved_again(monkeypatch):
+    with seeded(0):
+        model = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(8, 8), nn.Tanh())), nn.Linear(8, 3))
+        batch = torch.randn(200, 8)
+    solved = []
+    shrunk = sequential.shrunk
+    monkeypatch.setattr(sequential, "shrunk", lambda *args: solved.append(args[-1]) or shrunk(*args))
+    half = torch.arange(8) < 4
+    found = bench(model.double().eval(), batch.double(), dict.fromkeys("0246", half), joint_steps=0)
+    recovered(found)
+    assert solved == ["2", "4", "6", "8"]
+    keep = whole_again(found, found.calibration.structure.group("4"))
+    recover_in_sequence(found.calibration, found.split, keep, recover_in_one_pass(found.calibration, keep))
+    assert solved[4:] == ["4", "6", "8"]

@@ -63,7 +63,9 @@ def block_factors(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def add_ridge(matrix: Tensor, ridge: float) -> tuple[Tensor, float]:
     """S + λI and λ, the absolute amount that was added."""
     amount = ridge * float(matrix.diagonal().mean()) if matrix.numel() else 0.0
-    return matrix + amount * torch.eye(matrix.shape[0], dtype=matrix.dtype, device=matrix.device), amount
+    system = matrix.clone()
+    system.diagonal().add_(amount)
+    return system, amount
 
 
 def live_rows(covariance: Tensor) -> Tensor:

@@ -45,6 +45,12 @@ class Moments:
         """Scatter over total weight: the weighted covariance (d, d)."""
         return self.scatter / self.total if self.total > 0 else torch.zeros_like(self.scatter)
 
+    @property
+    def variance(self) -> Tensor:
+        """The diagonal of the covariance (d,)."""
+        diagonal = self.scatter.diagonal()
+        return diagonal / self.total if self.total > 0 else torch.zeros_like(diagonal)
+
 
 class Accumulator:
     """Sums rows as they come; `moments()` gives the frozen result at any time."""
@@ -67,13 +73,18 @@ class Accumulator:
         # The rounding of `mean` to the rows' precision leaves a small first moment: put it back, exactly.
         slip = (weights.to(rows.dtype) @ centred).double() / safe
         scaled = centred * weights.to(rows.dtype).sqrt()[:, None]
-        scatter = (scaled.T @ scaled).double() - total * torch.outer(slip, slip)
-        self._add(len(rows), total, squares, mean.to(rows.dtype).double() + slip, scatter)
+        # In place where it can be: of a wide layer and few rows, passes over the scatter take longest.
+        if rows.dtype == torch.float64:
+            self._scatter.addmm_(scaled.T, scaled)
+        else:
+            self._scatter += scaled.T @ scaled
+        self._scatter.addr_(slip * -total, slip)
+        self._add(len(rows), total, squares, mean.to(rows.dtype).double() + slip)
 
-    def _add(self, rows: int, total: Tensor, squares: Tensor, mean: Tensor, scatter: Tensor) -> None:
+    def _add(self, rows: int, total: Tensor, squares: Tensor, mean: Tensor) -> None:
+        """All but the scatter that these rows have about their own mean, which is added already."""
         combined = (self._total + total).clamp(min=torch.finfo(torch.float64).tiny)
         shift = mean - self._mean
-        self._scatter += scatter
         self._scatter.addr_(shift * (self._total * total / combined), shift)
         self._mean += shift * (total / combined)
         self._total = self._total + total
@@ -84,7 +95,8 @@ class Accumulator:
         """Merge what another accumulator has seen."""
         device = self._mean.device
         total, squares = torch.tensor([part.total, part.squares], dtype=torch.float64, device=device)
-        self._add(part.rows, total, squares, part.mean.to(device), part.scatter.to(device))
+        self._scatter += part.scatter.to(device)
+        self._add(part.rows, total, squares, part.mean.to(device))
 
     def moments(self) -> Moments:
         """What has been seen so far; later updates do not change it."""

@@ -82,18 +82,22 @@ class Joint:
         """Of the inputs (d,) and of the targets (N,)."""
         return self.moments.mean[: self.inputs], self.moments.mean[self.inputs :]
 
-    def error(self, fitted: Fitted) -> Tensor:
-        """Expected squared error of every output (N,) on the rows seen."""
-        second, d, W = self.second, self.inputs, fitted.weight
-        spread = second[d:, d:].diagonal() - 2 * (W * second[:d, d:]).sum(0) + (W * (second[:d, :d] @ W)).sum(0)
+    def errors(self, fits: Sequence[Fitted]) -> Tensor:
+        """Expected squared error of every output on the rows seen, for each of some fits (n, N)."""
+        second, d = self.second, self.inputs
+        G, Q, own = second[:d, :d], second[:d, d:], second.diagonal()[d:]
+        return torch.stack([self._error(fit, own + (fit.weight * (G @ fit.weight - 2 * Q)).sum(0)) for fit in fits])
+
+    def _error(self, fit: Fitted, spread: Tensor) -> Tensor:
         if not self.centred:
             return spread.clamp(min=0)
         a, t = self.means
-        return spread.clamp(min=0) + (t - fitted.bias - a @ W).square()
+        return spread.clamp(min=0) + (t - fit.bias - a @ fit.weight).square()
 
     def variance(self) -> Tensor:
         """Of every target (N,)."""
-        return self.second.diagonal()[self.inputs :]
+        found = self.moments.variance[self.inputs :]
+        return found if self.centred else found + self.means[1].square()
 
 
 def compensate(
@@ -177,9 +181,10 @@ def on_new_rows(residual: float, rows: float, inputs: int) -> float | None:
 def shrunk(joint: Joint, prior: Tensor, ridges: Sequence[float], name: str = "layer") -> list[Fitted]:
     """A fit for each relative ridge; infinity stands for the prior weight with the bias that suits it."""
     second, d = joint.second, joint.inputs
-    live = live_rows(second[:d, :d]).nonzero().squeeze(1)
-    G = second[live][:, live]
-    missing = (second[:d, d:] - second[:d, :d] @ prior)[live]
+    G, missing = second[:d, :d], second[:d, d:] - second[:d, :d] @ prior
+    live = live_rows(G).nonzero().squeeze(1)
+    if len(live) < d:
+        G, missing = G[live][:, live], missing[live]
     found = []
     for ridge in ridges:
         weight, amount, condition = prior.clone(), 0.0, 1.0

@@ -61,7 +61,8 @@ def reconsidered(
     size = math.ceil(len(cut) / LOOKS)
     bundles = [cut[start : start + size] for start in range(0, len(cut), size)]
     factors: dict[str, float] = {}
-    for number, bundle in enumerate(bundles, start=1):
+    # Last groups first: up to them the network is the one before, of which recovery in sequence knows its solutions.
+    for number, bundle in enumerate(reversed(bundles), start=1):
         gain = before.error - recover(_whole_again(allocator, keep, bundle)).error
         factors |= dict.fromkeys(bundle, gain / sum(expected[name] for name in bundle))
         progress("second round", number, len(bundles))

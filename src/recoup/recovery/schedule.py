@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from recoup.channels.structure import Consumer, Structure
@@ -86,6 +87,25 @@ def drifting(schedule: Schedule, written: Iterable[str]) -> frozenset[str]:
         if is_written or any(value.name in found for value in node.all_input_nodes):
             found.add(node.name)
     return frozenset(found)
+
+
+def said_upto(schedule: Schedule, structure: Structure, keep: Tensor) -> dict[str, bytes]:
+    """What a mask says of all channels that tensors have which are read up to a point, by the point's node.
+
+    What is fitted there in sequence depends on that alone: it is the same for two masks that say the same.
+    """
+    points = {point.node for point in schedule.points}
+    met, found = torch.zeros(structure.width, dtype=torch.bool), {}
+    channels: dict[str, list[Tensor]] = {}
+    for site in structure.sites:
+        channels.setdefault(site.tensor, []).append(site.channel_of[site.channel_of >= 0])
+    for node in schedule.nodes:
+        for value in node.all_input_nodes:
+            for numbers in channels.pop(str(value.target), ()) if value.op == "get_attr" else ():
+                met[numbers] = True
+        if node.name in points:
+            found[node.name] = keep[met].numpy().tobytes()
+    return found
 
 
 def _refit_point(consumer: Consumer, node: fx.Node) -> RefitPoint:

@@ -8,7 +8,8 @@ images say how strongly, layer by layer: at worst the weights stay what they wer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from recoup.recovery.failures import surviving
 from recoup.recovery.joint import JointRefits
 from recoup.recovery.methods import sequential_method
 from recoup.recovery.plans import assemble
-from recoup.recovery.schedule import RefitPoint, make_schedule
+from recoup.recovery.schedule import RefitPoint, make_schedule, said_upto
 from recoup.recovery.twin_run import RefitBatch, TwinRun
 from recoup.statistics.calibrate import Calibration, most_inputs
 
@@ -41,7 +42,8 @@ def recover_in_sequence(
 ) -> Plan:
     """The plan `start`, with the layers it touches and all that come after them refitted one after the other.
 
-    Segments are refitted jointly with up to `joint_steps` Gauss-Newton steps each.
+    Segments are refitted jointly with up to `joint_steps` Gauss-Newton steps each. Without these, layers up to which a
+    mask is the same as in one of the last recoveries are not solved again.
     """
     host = calibration.traced.standalone.host
     schedule = make_schedule(host.graph, calibration.structure)
@@ -49,13 +51,17 @@ def recover_in_sequence(
     joints = JointRefits(calibration, split, keep, schedule, written, joint_steps)
     recovery = dict(start.recovery)
     twin = TwinRun(host, schedule, split.batches, written, split.device, segments=tuple(joints.segments.values()))
+    said = said_upto(schedule, calibration.structure, keep)
     try:
         for number, point in enumerate(schedule.points, start=1):
             if twin.drifts(point) or point.consumer.weight in written:
                 layer = _Refit(calibration, point, keep, written)
                 if layer.inputs <= most_inputs(point.consumer.kernel):
+                    make = partial(layer.refit, twin, split)
                     with surviving("the refit in sequence", point.consumer.name):
-                        tensors, recovery[point.consumer.name] = layer.refit(twin, split)
+                        tensors, recovery[point.consumer.name] = (
+                            make() if joint_steps else calibration.cache(_kind(point, split), said[point.node], make, 2)
+                        )
                         written |= settled(calibration.structure, {}, tensors, keep)
                         twin.write({name: written[name] for name in tensors})
             written |= joints.refit(twin, point, written)
@@ -63,6 +69,10 @@ def recover_in_sequence(
     finally:
         twin.close()
     return assemble(calibration, keep, written, recovery)
+
+
+def _kind(point: RefitPoint, split: Split) -> Hashable:
+    return "in sequence", point.node, split.size
 
 
 class _Refit:
@@ -91,7 +101,7 @@ class _Refit:
         prior = self._features(self._prior)
         ridges = self._method.ridges
         candidates = shrunk(seen, prior, ridges, self.consumer.name)
-        errors = torch.stack([held.error(fitted).sum() for fitted in candidates])
+        errors = held.errors(candidates).sum(dim=1)
         best = candidates[int(errors.argmin())]
         residual = float(errors.min() / held.variance().sum().clamp(min=1e-300))
         inputs = self.inputs // self.consumer.parts
