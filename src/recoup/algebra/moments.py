@@ -6,13 +6,14 @@
     effective = (Σ w)² / Σ w²         as many rows of equal weight tell as much
 
 Every batch is centred about its own mean before squaring, multiplied in float64 where the device is good at it and
-else in float32, and added to float64 totals. Two parts merge by the pairwise formula of Chan, Golub and LeVeque, so the
-result does not depend on how the rows were cut into batches or in which order the parts meet.
+else in float32, and added to float64 totals. The scatter is symmetric: half of it is summed. Two parts merge by the
+pairwise formula of Chan, Golub and LeVeque, so the result does not depend on how the rows were cut into batches or in
+which order the parts meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,8 @@ from torch import Tensor
 
 # Compute capabilities of the data-centre GPUs that multiply float64 about as fast as float32.
 FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
+# Rows of the scatter that are summed at once: few enough to leave out half of it, enough for products to be quick.
+STRIP = {"cpu": 384, "cuda": 1024}
 # What a row counts whose outputs are all shut: nothing beside rows that are open, and all alike where none is. Without
 # it a layer that never opens would have no mean, and what it loses would not go into its bias.
 SHUT = 1e-12
@@ -60,7 +63,7 @@ class Accumulator:
         self._total = torch.zeros((), dtype=torch.float64, device=device)
         self._squares = torch.zeros((), dtype=torch.float64, device=device)
         self._mean = torch.zeros(width, dtype=torch.float64, device=device)
-        self._scatter = torch.zeros(width, width, dtype=torch.float64, device=device)
+        self._scatter = torch.zeros(width, width, dtype=torch.float64, device=device)  # its upper part counts
 
     def update(self, rows: Tensor, weights: Tensor | None = None) -> None:
         """Add rows (n, d) with non-negative weights (n,); rows of total weight zero change nothing."""
@@ -73,11 +76,14 @@ class Accumulator:
         # The rounding of `mean` to the rows' precision leaves a small first moment: put it back, exactly.
         slip = (weights.to(rows.dtype) @ centred).double() / safe
         scaled = centred * weights.to(rows.dtype).sqrt()[:, None]
-        # In place where it can be: of a wide layer and few rows, passes over the scatter take longest.
-        if rows.dtype == torch.float64:
-            self._scatter.addmm_(scaled.T, scaled)
-        else:
-            self._scatter += scaled.T @ scaled
+        for start, end in self._strips():
+            strip, left, right = self._scatter[start:end, start:], scaled[:, start:end].T, scaled[:, start:]
+            if rows.dtype == torch.float64:
+                strip.addmm_(
+                    left, right
+                )  # in place: of a wide layer and few rows, passes over the scatter take longest
+            else:
+                strip += left @ right
         self._scatter.addr_(slip * -total, slip)
         self._add(len(rows), total, squares, mean.to(rows.dtype).double() + slip)
 
@@ -100,8 +106,15 @@ class Accumulator:
 
     def moments(self) -> Moments:
         """What has been seen so far; later updates do not change it."""
-        total, squares = float(self._total), float(self._squares)
-        return Moments(self._rows, total, squares, self._mean.clone(), self._scatter.clone())
+        total, squares, scatter = float(self._total), float(self._squares), self._scatter.clone()
+        for start, end in self._strips():
+            scatter[end:, start:end] = scatter[start:end, end:].T
+        return Moments(self._rows, total, squares, self._mean.clone(), scatter)
+
+    def _strips(self) -> Iterator[tuple[int, int]]:
+        """Rows of the scatter, each of them summed from its own columns on: the rest is the same again."""
+        size, width = STRIP["cuda" if self._scatter.is_cuda else "cpu"], len(self._mean)
+        yield from ((start, min(start + size, width)) for start in range(0, width, size))
 
 
 def apart(matrix: Tensor, size: int) -> Tensor:
