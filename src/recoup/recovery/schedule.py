@@ -89,7 +89,7 @@ def drifting(schedule: Schedule, written: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def said_upto(schedule: Schedule, structure: Structure, keep: Tensor) -> dict[str, bytes]:
+def mask_upto(schedule: Schedule, structure: Structure, keep: Tensor) -> dict[str, bytes]:
     """What a mask says of all channels that tensors have which are read up to a point, by the point's node.
 
     What is fitted there in sequence depends on that alone: it is the same for two masks that say the same.

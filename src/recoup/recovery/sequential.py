@@ -8,7 +8,7 @@ images say how strongly, layer by layer: at worst the weights stay what they wer
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -26,9 +26,13 @@ from recoup.recovery.failures import surviving
 from recoup.recovery.joint import JointRefits
 from recoup.recovery.methods import sequential_method
 from recoup.recovery.plans import assemble
-from recoup.recovery.schedule import RefitPoint, make_schedule, said_upto
+from recoup.recovery.schedule import RefitPoint, make_schedule, mask_upto
 from recoup.recovery.twin_run import RefitBatch, TwinRun
 from recoup.statistics.calibrate import Calibration, most_inputs
+
+# For how many masks the solutions of a layer are remembered: a second round goes through the layers from the last one
+# to the first, and comes back to those of one mask.
+MASKS = 2
 
 
 def recover_in_sequence(
@@ -51,17 +55,18 @@ def recover_in_sequence(
     joints = JointRefits(calibration, split, keep, schedule, written, joint_steps)
     recovery = dict(start.recovery)
     twin = TwinRun(host, schedule, split.batches, written, split.device, segments=tuple(joints.segments.values()))
-    said = said_upto(schedule, calibration.structure, keep)
+    upto = mask_upto(schedule, calibration.structure, keep)
     try:
         for number, point in enumerate(schedule.points, start=1):
             if twin.drifts(point) or point.consumer.weight in written:
                 layer = _Refit(calibration, point, keep, written)
                 if layer.inputs <= most_inputs(point.consumer.kernel):
-                    make = partial(layer.refit, twin, split)
+                    refit = partial(layer.refit, twin, split)
+                    if not joint_steps:
+                        kind = "in sequence", point.node, split.size
+                        refit = partial(calibration.cache, kind, upto[point.node], refit, MASKS)
                     with surviving("the refit in sequence", point.consumer.name):
-                        tensors, recovery[point.consumer.name] = (
-                            make() if joint_steps else calibration.cache(_kind(point, split), said[point.node], make, 2)
-                        )
+                        tensors, recovery[point.consumer.name] = refit()
                         written |= settled(calibration.structure, {}, tensors, keep)
                         twin.write({name: written[name] for name in tensors})
             written |= joints.refit(twin, point, written)
@@ -69,10 +74,6 @@ def recover_in_sequence(
     finally:
         twin.close()
     return assemble(calibration, keep, written, recovery)
-
-
-def _kind(point: RefitPoint, split: Split) -> Hashable:
-    return "in sequence", point.node, split.size
 
 
 class _Refit:
