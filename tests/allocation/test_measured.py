@@ -6,6 +6,7 @@ import torch
 
 import recoup
 from recoup.algebra.selection import loss_along
+from recoup.allocation import measured
 from recoup.allocation.lagrangian import error_curve
 from recoup.allocation.measured import Allocator, cost_model, keep_within, measure_errors
 from recoup.allocation.widths import widths_for
@@ -209,11 +210,17 @@ def test_the_loss_is_that_along_the_order_that_is_cut():
     assert torch.equal(found.errors, expected.errors)
 
 
-def test_progress_is_told_of_every_group():
+@pytest.mark.parametrize("together", [0, measured.TOGETHER])
+def test_groups_are_measured_as_many_at_a_time_as_may_be_held(together, monkeypatch):
     _, seen, reference = prepared("plain")
-    told = []
-    allocator_for(seen, reference, "macs", lambda *step: told.append(step))
-    assert told == [("measure groups", 1, 2), ("measure groups", 2, 2)]
+    known, told = allocator_for(seen, reference), []
+    monkeypatch.setattr(measured, "TOGETHER", together)
+    found = allocator_for(seen, reference, "macs", lambda *step: told.append(step))
+    assert told[-1] == ("measure groups", 2, 2)
+    assert told == sorted(told)
+    assert len(set(told)) == (1 if together else 2)
+    for name, curve in found.curves.items():
+        torch.testing.assert_close(curve.errors, known.curves[name].errors, rtol=1e-6, atol=1e-12)
 
 
 def test_an_allocator_can_be_made_of_known_parts():

@@ -1,4 +1,5 @@
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from recoup.errors import CalibrationError
 from recoup.inputs.batches import Inputs
 from recoup.judge.output_error import Reference, golden_section, output_error
 from recoup.surgery.apply import masked
+from tests.recovery.bench import Written
 from tests.test_laws import draw_keep
 from tests.zoo import ZOO, seeded
 
@@ -48,6 +50,56 @@ def test_the_output_error_of_class_scores_is_the_divergence(name):
     assert error > 0
     assert error == pytest.approx(recoup.divergence(masked(model, plan), model, batches), rel=1e-9)
     assert error == pytest.approx(recoup.divergence(recoup.apply(model, plan), model, batches), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_several_networks_err_as_each_of_them_does(name):
+    """Each alone from the first layer on, whatever part of the way they have in common."""
+    _, seen = calibrated(name)
+    reference, groups = Reference(seen.traced.standalone.host, inputs_of(name)), seen.structure.prunable
+    changes = [pruned(seen).weights, {}]
+    for group in groups:
+        keep = seen.structure.keep_all()
+        keep[group.start : group.start + group.width // 2] = False
+        changes.append(
+            recoup.recover(seen, seen.structure.refill(keep, torch.arange(seen.structure.width))).plan.weights
+        )
+    shares = []
+    errors = reference.errors(changes, shares.append)
+    assert errors == pytest.approx([reference.error(change) for change in changes], rel=1e-9, abs=1e-15)
+    assert errors[1] == 0.0
+    assert shares == [0.5, 1.0]
+
+
+def test_what_comes_before_a_change_runs_once(monkeypatch):
+    with seeded(0):
+        model = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(5, 5), nn.Tanh()))).eval()
+        batch = torch.randn(8, 5)
+    host = recoup.trace(model, batch, keep_class=False).standalone.host
+    reference, ran = Reference(host, [Inputs((batch,), {})]), []
+    steps = [replace(step, target=noting(step.target, ran)) for step in host._program.steps]
+    monkeypatch.setattr(host, "_program", replace(host._program, steps=tuple(steps)))
+    reference.errors([{"6.weight": torch.zeros(5, 5)}, {"2.weight": torch.zeros(5, 5)}, {"6.bias": torch.ones(5)}])
+    assert ran.count("linear") == 3 + 3 + 1 + 1  # in front of the last, from the second on, the last twice
+
+
+def noting(target, ran):
+    def run(*args, **kwargs):
+        ran.append(target._overloadpacket.__name__)
+        return target(*args, **kwargs)
+
+    return run
+
+
+def test_a_graph_that_writes_into_its_values_runs_as_a_whole():
+    model = Written().eval()
+    with seeded(0):
+        batch = torch.randn(12, 3, 6, 6)
+    traced = recoup.trace(model, batch)
+    reference = Reference(traced.standalone.host, [Inputs((batch,), {})])
+    assert not traced.standalone.host.is_pure
+    changes = [{"a.weight": torch.zeros_like(model.a.weight)}, {"head.weight": torch.zeros_like(model.head.weight)}]
+    assert reference.errors(changes) == [reference.error(change) for change in changes]
 
 
 @pytest.mark.parametrize(("images", "step"), [(9, 3), (13, 2), (14, 1), (100, 1), (1, 27)])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -25,6 +27,8 @@ from recoup.statistics.rank import loss_of
 # The shares of a group's channels that are kept when its error is measured. The error grows evenly while it is small
 # and much faster when the network falls apart: one measurement cannot tell where that begins.
 LEVELS = (0.75, 0.25)
+# Bytes of weights that wait to be measured together: runs of the network share the operations in front of them.
+TOGETHER = 1 << 30
 # A cost is a sum of products in floating point.
 ROUNDING = 1e-9
 # Why something is left when everything is cut, where it is not only what is locked.
@@ -120,14 +124,71 @@ def measure_errors(
 ) -> dict[str, ErrorCurve]:
     """The error curve of every prunable group: runs of the network with that group alone cut and compensated.
 
-    It is cut to these `levels`.
+    It is cut to these `levels`. Runs begin where the group is: what comes before is that of the whole network.
     """
-    curves = {}
     groups = calibration.structure.prunable
-    for number, group in enumerate(groups, start=1):
-        curves[group.name] = _curve(calibration, group, rankings[group.name], widths, reference, levels)
-        progress("measure groups", number, len(groups))
-    return curves
+    measured: dict[str, dict[int, float]] = {group.name: {} for group in groups}
+    done = 0
+    for cuts in _together(_cuts(calibration, widths, levels)):
+        count = len({cut.group for cut in cuts})
+        tell = partial(_tell, progress, done, count, len(groups))
+        for cut, error in zip(cuts, reference.errors([cut.tensors for cut in cuts], tell), strict=True):
+            measured[cut.group][cut.count] = error
+        done += count
+    return {
+        group.name: _curve(calibration, group, rankings[group.name], widths, measured[group.name]) for group in groups
+    }
+
+
+def _tell(progress: Progress, before: int, count: int, total: int, share: float) -> None:
+    progress("measure groups", before + int(share * count), total)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cut:
+    """A group cut alone to so many channels, and the tensors of the network that compensates for it."""
+
+    group: str
+    count: int
+    tensors: Mapping[str, Tensor]
+
+
+def _cuts(calibration: Calibration, widths: Widths, levels: Sequence[float]) -> Iterator[_Cut]:
+    for group in calibration.structure.prunable:
+        least, most = _bounds(group, widths)
+        staying = group.width - group.free
+        counts = [staying + max(0 if staying else 1, round(level * group.free)) for level in levels]
+        for count in counts if least < most else [least]:
+            keep = widths.cut(group, count, calibration.structure.keep_all())
+            yield _Cut(group.name, int(keep[group.channels].sum()), one_pass_weights(calibration, keep))
+
+
+def _together(cuts: Iterable[_Cut]) -> Iterator[list[_Cut]]:
+    """All cuts of one group after the other, as many at a time as may be held."""
+    for _, bundle in itertools.groupby(_numbered(cuts), key=lambda pair: pair[0]):
+        yield [cut for _, cut in bundle]
+
+
+def _numbered(cuts: Iterable[_Cut]) -> Iterator[tuple[int, _Cut]]:
+    number = size = 0
+    last = ""
+    for cut in cuts:
+        own = sum(tensor.numel() * tensor.element_size() for tensor in cut.tensors.values())
+        if cut.group != last and size + own > TOGETHER:
+            number, size = number + 1, 0
+        size, last = size + own, cut.group
+        yield number, cut
+
+
+def _bounds(group: Group, widths: Widths) -> tuple[int, int]:
+    return max(1, widths.least(group)), widths.limits.most(group.name, group.width)
+
+
+def _curve(
+    calibration: Calibration, group: Group, ranking: Ranking, widths: Widths, measured: Mapping[int, float]
+) -> ErrorCurve:
+    loss = loss_of(calibration, group, ranking, widths.order(group) - group.start)
+    return error_curve(loss, measured, *_bounds(group, widths))
 
 
 def cost_model(
@@ -141,25 +202,6 @@ def cost_model(
             raise UsageError("widths for a latency need timings: pass those of recoup.allocation.timing.")
         return latency_model(structure, orders, timings, traced.standalone.layouts)
     return macs_model(structure, orders) if of == "macs" else parameter_model(structure, orders, traced.host)
-
-
-def _curve(
-    calibration: Calibration,
-    group: Group,
-    ranking: Ranking,
-    widths: Widths,
-    reference: Reference,
-    levels: Sequence[float],
-) -> ErrorCurve:
-    staying = group.width - group.free
-    measured = {}
-    least, most = max(1, widths.least(group)), widths.limits.most(group.name, group.width)
-    counts = [staying + max(0 if staying else 1, round(level * group.free)) for level in levels]
-    for count in counts if least < most else [least]:
-        keep = widths.cut(group, count, calibration.structure.keep_all())
-        measured[int(keep[group.channels].sum())] = reference.error(one_pass_weights(calibration, keep))
-    loss = loss_of(calibration, group, ranking, widths.order(group) - group.start)
-    return error_curve(loss, measured, least, most)
 
 
 def keep_within(allocator: Allocator, budget: Budget) -> Tensor:

@@ -7,7 +7,7 @@ nothing but call the operations it names.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ from recoup.errors import CaptureError, InputError
 from recoup.graph.copies import copied
 from recoup.graph.expressions import Tree, evaluate, shown
 from recoup.graph.runner import grouped, last_uses
+from recoup.operators.names import writes
 from recoup.plan import GraphPlan
 
 # Fetches an argument from the values that are known by their places.
@@ -49,9 +50,40 @@ class Standalone(nn.Module):
         Raises:
             InputError: the graph does not serve a call of this form.
         """
+        return tree_unflatten(self._program.run(self._entered(args, kwargs)), self._trees[1])
+
+    def _entered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The values that a run begins with."""
         entered = entering(self, args, kwargs)
         held = (getattr(owner, name.rpartition(".")[2]) for owner, name in zip(self._owners, self._program.stored))  # noqa: B905  # one for each
-        return tree_unflatten(self._program.run([*held, *entered.values()]), self._trees[1])
+        return [*held, *entered.values()]
+
+    def run_each(
+        self,
+        changes: Sequence[Mapping[str, Tensor]],
+        look: Callable[[int, Any], None],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Show `look` what a call returns with each of some sets of other tensors, and the number of the set.
+
+        What no set changes runs once: up to the first operation that reads a tensor of a set, its run is the module's.
+        The graph must be pure.
+
+        Raises:
+            InputError: the graph does not serve a call of this form.
+        """
+        place = {name: number for number, name in enumerate(self._program.stored)}
+        placed = [{place[name]: tensor for name, tensor in change.items() if name in place} for change in changes]
+        form = self._trees[1]
+        self._program.run_each(
+            self._entered(args, kwargs), placed, lambda number, found: look(number, tree_unflatten(found, form))
+        )
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether no operation writes into a value."""
+        return not any(writes(node) for node in self.graph.nodes if node.op == "call_function")
 
     def follow(self, graph: fx.Graph) -> None:
         """Run `graph` from now on, which reads the same tensors; copies run the module's own again."""
@@ -191,11 +223,15 @@ def _graph(rows: list[tuple[Any, ...]]) -> fx.Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One operation: where its arguments are fetched from, where its result goes, which values nobody needs after."""
+    """One operation: where its arguments are fetched from, where its result goes, which values nobody needs after.
+
+    `reads` are the places of all values among its arguments.
+    """
 
     target: Callable[..., Any]
     args: tuple[_Fetch, ...]
     kwargs: tuple[tuple[str, _Fetch], ...]
+    reads: frozenset[int]
     place: int
     done: tuple[int, ...]
 
@@ -214,13 +250,36 @@ class _Program:
 
     def run(self, values: list[Any]) -> list[Any]:
         values.extend([None] * (self.size - len(values)))
-        for step in self.steps:
+        self._run(values, 0, len(self.steps))
+        return list(self.outputs(values))
+
+    def run_each(
+        self, values: list[Any], changes: Sequence[Mapping[int, Tensor]], look: Callable[[int, list[Any]], None]
+    ) -> None:
+        values.extend([None] * (self.size - len(values)))
+        starts = [self._first_reader(change) for change in changes]
+        done = 0
+        for number in sorted(range(len(changes)), key=starts.__getitem__):
+            self._run(values, done, starts[number])
+            done = starts[number]
+            own = list(values)
+            for place, tensor in changes[number].items():
+                own[place] = tensor
+            self._run(own, done, len(self.steps))
+            look(number, list(self.outputs(own)))
+
+    def _first_reader(self, places: Iterable[int]) -> int:
+        wanted = frozenset(places)
+        readers = (number for number, step in enumerate(self.steps) if wanted & step.reads)
+        return next(readers, len(self.steps))
+
+    def _run(self, values: list[Any], start: int, end: int) -> None:
+        for step in self.steps[start:end]:
             args = [fetch(values) for fetch in step.args]
             kwargs = {name: fetch(values) for name, fetch in step.kwargs}
             values[step.place] = step.target(*args, **kwargs)
             for place in step.done:
                 values[place] = None
-        return list(self.outputs(values))
 
 
 def _program(graph: fx.Graph) -> _Program:
@@ -239,7 +298,8 @@ def _program(graph: fx.Graph) -> _Program:
 def _step(node: fx.Node, place: Mapping[fx.Node, int], done: tuple[int, ...]) -> _Step:
     args = tuple(_fetch(value, place) for value in node.args)
     kwargs = tuple((name, _fetch(value, place)) for name, value in node.kwargs.items())
-    return _Step(node.target, args, kwargs, place[node], done)  # type: ignore[arg-type]  # of a call_function
+    reads = frozenset(place[value] for value in node.all_input_nodes)
+    return _Step(node.target, args, kwargs, reads, place[node], done)  # type: ignore[arg-type]  # of a call_function
 
 
 def _fetch(value: Any, place: Mapping[fx.Node, int]) -> _Fetch:

@@ -60,6 +60,38 @@ class Reference:
         """The output error of the network with other tensors."""
         return self._mean(self._run(tensors), lambda expected, actual: output_error(expected, actual, self._kind))
 
+    def errors(
+        self, changes: Sequence[Mapping[str, Tensor]], progress: Callable[[float], None] = lambda _: None
+    ) -> list[float]:
+        """The output errors of networks with other tensors; operations in front of what changes run once for all.
+
+        `progress` is told the share of the batches that are done.
+        """
+        if not self._host.is_pure:
+            return [self.error(tensors) for tensors in changes]
+        sums = [0.0] * len(changes)
+        with torch.no_grad():
+            for done, parts in enumerate(zip(self._batches, self._numbers, self._expected, strict=True), start=1):
+                for place, error in enumerate(self._errors_in(*parts, changes)):
+                    sums[place] += error * len(parts[-1][0])
+                progress(done / len(self._batches))
+        samples = sum(len(expected[0]) for expected in self._expected)
+        return [total / samples for total in sums]
+
+    def _errors_in(
+        self, batch: Inputs, number: object, expected: list[Tensor], changes: Sequence[Mapping[str, Tensor]]
+    ) -> list[float]:
+        found, mask = [math.nan] * len(changes), counted(batch)
+
+        def look(place: int, result: Any) -> None:
+            found[place] = float(output_error(expected, _compared(result, mask), self._kind))
+
+        def run(*args: Any, **kwargs: Any) -> None:
+            self._host.run_each(changes, look, args, kwargs)
+
+        call_checked(run, batch, number)
+        return found
+
     def gain(self, tensors: Mapping[str, Tensor]) -> float:
         """The factor on the class scores with which the error is least, 1 where there are none.
 
@@ -92,9 +124,13 @@ class Reference:
         def run(*args: Any, **kwargs: Any) -> Any:
             return functional_call(self._host, changed, args, kwargs)
 
-        result, mask = call_checked(run, batch, number), counted(batch)
-        found = [tensor for tensor in tensors_in(result) if tensor.is_floating_point() and tensor.dim()]
-        return [_without_padding(tensor, mask) for tensor in found]
+        return _compared(call_checked(run, batch, number), counted(batch))
+
+
+def _compared(result: Any, mask: Tensor | None) -> list[Tensor]:
+    """What is compared of a result."""
+    found = [tensor for tensor in tensors_in(result) if tensor.is_floating_point() and tensor.dim()]
+    return [_without_padding(tensor, mask) for tensor in found]
 
 
 def _without_padding(output: Tensor, mask: Tensor | None) -> Tensor:
