@@ -78,10 +78,9 @@ class Accumulator:
         scaled = centred * weights.to(rows.dtype).sqrt()[:, None]
         for start, end in self._strips():
             strip, left, right = self._scatter[start:end, start:], scaled[:, start:end].T, scaled[:, start:]
+            # In place: where a layer is wide and rows are few, passes over the scatter take longest.
             if rows.dtype == torch.float64:
-                strip.addmm_(
-                    left, right
-                )  # in place: of a wide layer and few rows, passes over the scatter take longest
+                strip.addmm_(left, right)
             else:
                 strip += left @ right
         self._scatter.addr_(slip * -total, slip)

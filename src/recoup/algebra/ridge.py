@@ -86,13 +86,13 @@ class Joint:
         """Expected squared error of every output on the rows seen, for each of some fits (n, N)."""
         second, d = self.second, self.inputs
         G, Q, own = second[:d, :d], second[:d, d:], second.diagonal()[d:]
-        return torch.stack([self._error(fit, own + (fit.weight * (G @ fit.weight - 2 * Q)).sum(0)) for fit in fits])
+        spreads = [own + (fit.weight * (G @ fit.weight - 2 * Q)).sum(0) for fit in fits]
+        return torch.stack([s.clamp(min=0) + self._missed(fit) for s, fit in zip(spreads, fits, strict=True)])
 
-    def _error(self, fit: Fitted, spread: Tensor) -> Tensor:
-        if not self.centred:
-            return spread.clamp(min=0)
+    def _missed(self, fit: Fitted) -> Tensor:
+        """The square of what a bias misses of every target's mean (N,)."""
         a, t = self.means
-        return spread.clamp(min=0) + (t - fit.bias - a @ fit.weight).square()
+        return (t - fit.bias - a @ fit.weight).square() if self.centred else torch.zeros_like(t)
 
     def variance(self) -> Tensor:
         """Of every target (N,)."""

@@ -90,9 +90,9 @@ def drifting(schedule: Schedule, written: Iterable[str]) -> frozenset[str]:
 
 
 def mask_upto(schedule: Schedule, structure: Structure, keep: Tensor) -> dict[str, bytes]:
-    """What a mask says of all channels that tensors have which are read up to a point, by the point's node.
+    """The part of a mask that decides what a point's layer meets, by the point's node.
 
-    What is fitted there in sequence depends on that alone: it is the same for two masks that say the same.
+    It is what the mask says of all channels of the tensors that are read up to there.
     """
     points = {point.node for point in schedule.points}
     met, found = torch.zeros(structure.width, dtype=torch.bool), {}

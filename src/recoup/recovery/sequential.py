@@ -46,8 +46,9 @@ def recover_in_sequence(
 ) -> Plan:
     """The plan `start`, with the layers it touches and all that come after them refitted one after the other.
 
-    Segments are refitted jointly with up to `joint_steps` Gauss-Newton steps each. Without these, layers up to which a
-    mask is the same as in one of the last recoveries are not solved again.
+    Segments are refitted jointly with up to `joint_steps` Gauss-Newton steps each. Without these, the solution of a
+    layer is remembered, and serves every other mask that says the same up to there: `start` has to be what one pass
+    makes of the mask, and `split` the calibration's own or a part of it.
     """
     host = calibration.traced.standalone.host
     schedule = make_schedule(host.graph, calibration.structure)
