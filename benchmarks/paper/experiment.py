@@ -27,9 +27,10 @@ from matplotlib.figure import Figure
 from benchmarks.machine import device_name, versions
 from benchmarks.pages import replace_table
 from benchmarks.paper import drawing
-from benchmarks.paper.cases import BEST, Case, Outcome, Row, Stamp, in_order, key_of, read_row
+from benchmarks.paper.cases import Case, Outcome, Row, Stamp, in_order, key_of, read_row
+from benchmarks.paper.elsewhere import found_elsewhere
 from benchmarks.paper.opening import open_subject
-from benchmarks.paper.workbench import Sample, search
+from benchmarks.paper.workbench import Sample, precision_of, search
 from benchmarks.rows import Plain, Store
 from recoup.errors import ModelError, RecoupError
 
@@ -74,8 +75,11 @@ def run(experiment: Experiment, options: Options) -> list[Row]:
     """The rows of all cases, those measured now and those stored before; table, figure and page are written."""
     path = options.out / f"{experiment.name}.json"
     if not options.table:
-        store = Store(path, settings_of(options), key_of)
-        for row in measured(experiment.measure, store.waiting(chosen_cases(experiment, options)), options):
+        store, cases = Store(path, settings_of(options), key_of), chosen_cases(experiment, options)
+        if experiment.measure is search:
+            for row in found_elsewhere(store.waiting(cases), options, settings_of(options)):
+                store.add(row)
+        for row in measured(experiment.measure, store.waiting(cases), options):
             store.add(row)
     rows = stored_rows(path)
     if rows:
@@ -230,9 +234,8 @@ def _subject(network: str, remembered: _Remembered) -> Any:
 
 def stamp_of(case: Case, options: Options) -> Stamp:
     """What rows of this run are made with."""
-    is_fast = options.fast_evaluate and case.tolerance is not None and case.method != BEST
-    evaluate = options.fast_evaluate if is_fast else "float32"
-    return Stamp(versions(), device_name(options.device), options.command, evaluate, options.jobs + options.beside)
+    shared = options.jobs + options.beside
+    return Stamp(versions(), device_name(options.device), options.command, precision_of(case, options), shared)
 
 
 def _send(measure: Measure, cases: Sequence[Case], options: Options, made: Any) -> None:

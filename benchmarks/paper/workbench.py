@@ -243,6 +243,12 @@ def removed_share(whole: object, left: object, of: str) -> float | None:
     return None if before is None or after is None else 100 * (1 - after / before)
 
 
+def precision_of(case: Case, options: argparse.Namespace) -> str:
+    """In which precision the case's search measures its candidates."""
+    is_fast = options.fast_evaluate and case.tolerance is not None and case.method != BEST
+    return str(options.fast_evaluate) if is_fast else "float32"
+
+
 def method_of(case: Case, options: argparse.Namespace) -> Method:
     """The method of a case, with the fields that the case or the command line names."""
     kind: dict[str, type[Method]] = {PAPER: recoup.Paper, RELEASED: recoup.Released, BEST: recoup.Best}

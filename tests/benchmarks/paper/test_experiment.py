@@ -13,7 +13,8 @@ from torch import nn
 pytest.importorskip("matplotlib")
 from benchmarks.paper.cases import Case, Outcome, Row
 from benchmarks.paper.command import command_of, main, parse
-from benchmarks.paper.experiment import run, together
+from benchmarks.paper.elsewhere import found_elsewhere
+from benchmarks.paper.experiment import run, settings_of, together
 from benchmarks.paper.opening import at_hand, weights_of
 from benchmarks.paper.workbench import Clock
 
@@ -218,3 +219,31 @@ def test_residual_networks_are_also_searched_layer_by_layer():
     cases = fig4.cases(parse(["fig4", "--smoke"]))
     assert {case.network for case in cases if case.unit == "layer"} == {"small-resnet"}
     assert len({fig4.constraint_of(case) for case in cases}) == 3
+
+
+def test_a_search_that_another_experiment_made_is_taken_over(options):
+    """By steps, bottom-up and by blocks is what the method does by itself; random order is another search."""
+    asked = [Case("small-vgg", tolerance=2.0, order=order) for order in ("bottom-up", "random")]
+    before = replace(fig4.EXPERIMENT, cases=lambda options: [Case("small-vgg", tolerance=2.0, constraint="step")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "sample_of", lambda case, options: None)
+        made = run(
+            replace(before, measure=lambda sample, case, options: row(case, flops_removed=33.0).outcome), options
+        )
+    assert [each.outcome.flops for each in made] == [33.0]
+    assert [each.case for each in found_elsewhere(asked, options, settings_of(options))] == asked[:1]
+    (found,) = found_elsewhere(asked, options, settings_of(options))
+    assert found.outcome == made[0].outcome and found.stamp == made[0].stamp
+    # Neither at another tolerance, nor of another seed, nor measured in another precision, nor with other settings.
+    others = [Case("small-vgg", tolerance=3.0), Case("small-vgg", tolerance=2.0, seed=1)]
+    assert not list(found_elsewhere(others, options, settings_of(options)))
+    options.fast_evaluate = "bfloat16"
+    assert not list(found_elsewhere(asked, options, settings_of(options)))
+    options.fast_evaluate, options.images = None, 7
+    assert not list(found_elsewhere(asked, options, settings_of(options)))
+
+
+def test_only_experiments_that_search_take_searches_over(options, monkeypatch):
+    """Another measure of the same case is made, not taken over."""
+    monkeypatch.setattr(experiment, "found_elsewhere", lambda *_: pytest.fail("asked for"))
+    assert len(run(measuring(lambda sample, case, options: row(case).outcome), options)) == len(CASES)
