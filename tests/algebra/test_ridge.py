@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 
 from recoup.algebra.moments import Accumulator
-from recoup.algebra.ridge import Fitted, Joint, compensate, moved, on_new_rows, rescale_variance, shrunk
+from recoup.algebra.ridge import Fitted, Joint, compensate, moved, on_new_rows, rescale_variance
 from recoup.errors import IllConditionedError
 from tests.oracles import least_squares, weighted_moments
 
@@ -158,7 +158,7 @@ def regressions(draw):
 @settings(max_examples=60, deadline=None)
 def test_without_a_ridge_it_is_least_squares_whatever_the_prior(case):
     A, T, prior = case
-    (fitted,) = shrunk(joint_of(A, T), prior, [0.0])
+    (fitted,) = joint_of(A, T).fits(prior, [0.0])
     slope, intercept = least_squares(A, T)
     torch.testing.assert_close(fitted.weight, slope, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(fitted.bias, intercept, rtol=1e-6, atol=1e-6)
@@ -170,7 +170,7 @@ def test_without_a_ridge_it_is_least_squares_whatever_the_prior(case):
 @settings(max_examples=60, deadline=None)
 def test_an_infinite_ridge_is_the_prior_with_the_bias_that_fits(case):
     A, T, prior = case
-    (fitted,) = shrunk(joint_of(A, T), prior, [INFINITY])
+    (fitted,) = joint_of(A, T).fits(prior, [INFINITY])
     assert torch.equal(fitted.weight, prior)
     torch.testing.assert_close(fitted.bias, (T - A @ prior).mean(0), rtol=1e-10, atol=1e-10)
     assert fitted.ridge == INFINITY
@@ -180,7 +180,7 @@ def test_an_infinite_ridge_is_the_prior_with_the_bias_that_fits(case):
 @settings(max_examples=60, deadline=None)
 def test_a_ridge_minimises_the_error_plus_the_distance_from_the_prior(case, ridge):
     A, T, prior = case
-    (fitted,) = shrunk(joint_of(A, T), prior, [ridge])
+    (fitted,) = joint_of(A, T).fits(prior, [ridge])
     assert fitted.amount == pytest.approx(ridge * float(A.var(dim=0, correction=0).mean()))
     unit = math.sqrt(fitted.amount * len(A)) * torch.eye(A.shape[1], dtype=torch.float64)
     design = torch.cat([A - A.mean(0), unit])
@@ -193,7 +193,7 @@ def test_a_ridge_minimises_the_error_plus_the_distance_from_the_prior(case, ridg
 def test_the_error_is_the_mean_over_the_rows(case, centred, ridge):
     A, T, prior = case
     joint = joint_of(A, T, centred)
-    (fitted,) = shrunk(joint, prior, [ridge])
+    (fitted,) = joint.fits(prior, [ridge])
     torch.testing.assert_close(joint.errors([fitted])[0], mean_squared_error(A, T, fitted), rtol=1e-7, atol=1e-9)
 
 
@@ -201,7 +201,7 @@ def test_the_error_is_the_mean_over_the_rows(case, centred, ridge):
 @settings(max_examples=40, deadline=None)
 def test_the_error_on_other_rows_counts_what_the_bias_misses_there(case):
     A, T, prior = case
-    (fitted,) = shrunk(joint_of(A[:40], T[:40]), prior, [0.0])
+    (fitted,) = joint_of(A[:40], T[:40]).fits(prior, [0.0])
     torch.testing.assert_close(
         joint_of(A[40:], T[40:] + 3).errors([fitted])[0],
         mean_squared_error(A[40:], T[40:] + 3, fitted),
@@ -214,7 +214,7 @@ def test_the_error_on_other_rows_counts_what_the_bias_misses_there(case):
 @settings(max_examples=40, deadline=None)
 def test_a_layer_without_a_bias_is_fitted_through_the_origin(case):
     A, T, prior = case
-    exact, kept = shrunk(joint_of(A, T, centred=False), prior, [0.0, INFINITY])
+    exact, kept = joint_of(A, T, centred=False).fits(prior, [0.0, INFINITY])
     expected = torch.linalg.lstsq(A, T, driver="gelsd").solution
     torch.testing.assert_close(exact.weight, expected, rtol=1e-6, atol=1e-7)
     assert torch.equal(kept.weight, prior)
@@ -227,7 +227,7 @@ def test_more_ridge_fits_the_rows_less():
     A = torch.randn(50, 4, dtype=torch.float64)
     T = A @ torch.randn(4, 2, dtype=torch.float64) + torch.randn(50, 2, dtype=torch.float64)
     joint, ridges = joint_of(A, T), [0.0, 1e-2, 1.0, 100.0, INFINITY]
-    found = shrunk(joint, torch.zeros(4, 2, dtype=torch.float64), ridges)
+    found = joint.fits(torch.zeros(4, 2, dtype=torch.float64), ridges)
     assert [fitted.ridge for fitted in found] == ridges
     errors = joint.errors(found).sum(dim=1).tolist()
     assert errors == sorted(errors)
@@ -241,7 +241,7 @@ def test_weighted_rows_count_by_their_weight():
     weighted = joint_of(A, T, weights=w.double())
     repeated = joint_of(A.repeat_interleave(w, 0), T.repeat_interleave(w, 0))
     prior = torch.zeros(3, 2, dtype=torch.float64)
-    (left,), (right,) = shrunk(weighted, prior, [0.1]), shrunk(repeated, prior, [0.1])
+    (left,), (right,) = weighted.fits(prior, [0.1]), repeated.fits(prior, [0.1])
     torch.testing.assert_close(left.weight, right.weight, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(weighted.errors([left]), repeated.errors([right]), rtol=1e-10, atol=1e-12)
 
@@ -252,7 +252,7 @@ def test_a_constant_input_keeps_its_prior_weight_and_causes_no_error():
     A[:, 1] = 7.0
     T = A @ torch.tensor([[1.0], [5.0], [-2.0]], dtype=torch.float64)
     prior = torch.full((3, 1), 0.25, dtype=torch.float64)
-    (fitted,) = shrunk(joint_of(A, T), prior, [0.0])
+    (fitted,) = joint_of(A, T).fits(prior, [0.0])
     assert fitted.weight[1] == 0.25
     torch.testing.assert_close(A @ fitted.weight + fitted.bias, T, rtol=1e-10, atol=1e-10)
 
@@ -261,14 +261,14 @@ def test_without_a_bias_a_constant_input_takes_its_place():
     torch.manual_seed(0)
     A = torch.randn(50, 2, dtype=torch.float64)
     A[:, 1] = 2.0
-    (fitted,) = shrunk(joint_of(A, A[:, :1] + 6, centred=False), torch.zeros(2, 1, dtype=torch.float64), [0.0])
+    (fitted,) = joint_of(A, A[:, :1] + 6, centred=False).fits(torch.zeros(2, 1, dtype=torch.float64), [0.0])
     torch.testing.assert_close(fitted.weight, torch.tensor([[1.0], [3.0]]).double(), rtol=1e-10, atol=1e-10)
 
 
 def test_with_constants_alone_there_is_nothing_to_solve():
     A, T = torch.ones(20, 2, dtype=torch.float64), torch.randn(20, 1, dtype=torch.float64)
     prior = torch.ones(2, 1, dtype=torch.float64)
-    (fitted,) = shrunk(joint_of(A, T), prior, [0.0])
+    (fitted,) = joint_of(A, T).fits(prior, [0.0])
     assert torch.equal(fitted.weight, prior)
     torch.testing.assert_close(fitted.bias, T.mean(0) - 2, rtol=1e-10, atol=1e-10)
 
@@ -276,7 +276,7 @@ def test_with_constants_alone_there_is_nothing_to_solve():
 def test_the_prior_is_not_written_into():
     A, T = torch.randn(20, 2, dtype=torch.float64), torch.randn(20, 1, dtype=torch.float64)
     prior = torch.ones(2, 1, dtype=torch.float64)
-    shrunk(joint_of(A, T), prior, [0.0, INFINITY])
+    joint_of(A, T).fits(prior, [0.0, INFINITY])
     assert torch.equal(prior, torch.ones(2, 1, dtype=torch.float64))
 
 
@@ -293,7 +293,7 @@ def test_the_error_is_never_negative():
     A = 1e6 * torch.randn(50, 3, dtype=torch.float64)
     T = A @ torch.randn(3, 4, dtype=torch.float64)
     joint = joint_of(A, T)
-    (fitted,) = shrunk(joint, torch.zeros(3, 4, dtype=torch.float64), [0.0])
+    (fitted,) = joint.fits(torch.zeros(3, 4, dtype=torch.float64), [0.0])
     assert bool((joint.errors([fitted])[0] >= 0).all())
     silent = Fitted(torch.zeros(3, 4, dtype=torch.float64), T.mean(0), 0.0, 0.0, 1.0)
     torch.testing.assert_close(joint.errors([silent])[0], joint.variance(), rtol=1e-10, atol=0.0)
@@ -305,8 +305,8 @@ def test_a_singular_system_is_refused_by_name_and_solved_with_a_ridge():
     A, T = torch.cat([A, A[:, :1]], dim=1), A[:, :1] * 4
     prior = torch.zeros(3, 1, dtype=torch.float64)
     with pytest.raises(IllConditionedError, match=r"conv7: the covariance of its 3 kept inputs is singular"):
-        shrunk(joint_of(A, T), prior, [0.0], "conv7")
-    (fitted,) = shrunk(joint_of(A, T), prior, [1e-8])
+        joint_of(A, T).fits(prior, [0.0], "conv7")
+    (fitted,) = joint_of(A, T).fits(prior, [1e-8])
     torch.testing.assert_close(fitted.weight, torch.tensor([[2.0], [0.0], [2.0]]).double(), rtol=1e-6, atol=1e-6)
 
 

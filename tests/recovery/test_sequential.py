@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import recoup
-from recoup.recovery import sequential
+from recoup.algebra.ridge import Joint
 from recoup.recovery.one_pass import recover_in_one_pass
 from recoup.recovery.sequential import recover_in_sequence
 from recoup.surgery.apply import masked
@@ -303,8 +303,8 @@ def test_layers_in_front_of_the_first_difference_are_not_solved_again(monkeypatc
         model = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(8, 8), nn.Tanh())), nn.Linear(8, 3))
         batch = torch.randn(200, 8)
     solved = []
-    shrunk = sequential.shrunk
-    monkeypatch.setattr(sequential, "shrunk", lambda *args: solved.append(args[-1]) or shrunk(*args))
+    fits = Joint.fits
+    monkeypatch.setattr(Joint, "fits", lambda *args: solved.append(args[-1]) or fits(*args))
     half = torch.arange(8) < 4
     found = bench(model.double().eval(), batch.double(), dict.fromkeys("0246", half), joint_steps=0)
     recovered(found)

@@ -70,7 +70,11 @@ def add_ridge(matrix: Tensor, ridge: float) -> tuple[Tensor, float]:
 
 def live_rows(covariance: Tensor) -> Tensor:
     """Which rows vary at all: a bool mask (d,); a constant row can be neither chosen nor regressed on."""
-    variance = covariance.diagonal()
+    return live(covariance.diagonal())
+
+
+def live(variance: Tensor) -> Tensor:
+    """The same by the variance (d,) of each."""
     return variance > CONSTANT * variance.max().clamp(min=torch.finfo(variance.dtype).tiny)
 
 

@@ -15,8 +15,10 @@ In the pruned network inputs have drifted and targets are the original's outputs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -57,6 +59,37 @@ class Fitted:
     condition: float
 
 
+class Pairs(Protocol):
+    """Inputs and targets of a layer seen together, whatever of them is kept: moments here, rows in `few_rows`."""
+
+    @property
+    def centred(self) -> bool:
+        """False for a layer that has no bias to hold a mean."""
+        ...
+
+    @property
+    def means(self) -> tuple[Tensor, Tensor]:
+        """Of the inputs (d,) and of the targets (N,)."""
+        ...
+
+    @property
+    def effective(self) -> float:
+        """As many rows of equal weight tell as much."""
+        ...
+
+    def fits(self, prior: Tensor, ridges: Sequence[float], name: str = "layer") -> list[Fitted]:
+        """A fit for each relative ridge; infinity stands for the prior weight with the bias that suits it."""
+        ...
+
+    def errors(self, fits: Sequence[Fitted]) -> Tensor:
+        """Expected squared error of every output on the rows seen, for each of some fits (n, N)."""
+        ...
+
+    def variance(self) -> Tensor:
+        """Of every target (N,)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Joint:
     """Moments of inputs and targets together; `centred` is false for a layer that has no bias to hold a mean.
@@ -82,6 +115,32 @@ class Joint:
         """Of the inputs (d,) and of the targets (N,)."""
         return self.moments.mean[: self.inputs], self.moments.mean[self.inputs :]
 
+    @property
+    def effective(self) -> float:
+        """As many rows of equal weight tell as much."""
+        return self.moments.effective
+
+    def fits(self, prior: Tensor, ridges: Sequence[float], name: str = "layer") -> list[Fitted]:
+        """A fit for each relative ridge; infinity stands for the prior weight with the bias that suits it.
+
+        Raises:
+            IllConditionedError: the covariance of the inputs is singular at one of the ridges.
+        """
+        second, d = self.second, self.inputs
+        G, missing = second[:d, :d], second[:d, d:] - second[:d, :d] @ prior
+        live = live_rows(G).nonzero().squeeze(1)
+        if len(live) < d:
+            G, missing = G[live][:, live], missing[live]
+        found = []
+        for ridge in ridges:
+            weight, amount, condition = prior.clone(), 0.0, 1.0
+            if ridge < math.inf and live.numel():
+                factor, amount = _system(G, ridge, name)
+                condition = factor.condition
+                weight[live] += factor.solve(missing)
+            found.append(Fitted(weight, fitting_bias(self, weight), ridge, amount, condition))
+        return found
+
     def errors(self, fits: Sequence[Fitted]) -> Tensor:
         """Expected squared error of every output on the rows seen, for each of some fits (n, N)."""
         second, d = self.second, self.inputs
@@ -98,6 +157,12 @@ class Joint:
         """Of every target (N,)."""
         found = self.moments.variance[self.inputs :]
         return found if self.centred else found + self.means[1].square()
+
+
+def fitting_bias(pairs: Pairs, weight: Tensor) -> Tensor:
+    """The bias (N,) that suits a weight: what it leaves of the targets' means, or nothing in a layer without one."""
+    a, t = pairs.means
+    return t - a @ weight if pairs.centred else torch.zeros_like(t)
 
 
 def compensate(
@@ -176,26 +241,6 @@ def on_new_rows(residual: float, rows: float, inputs: int) -> float | None:
     if rows <= fitted + 1:
         return None
     return residual * rows * (rows - 1) / ((rows - fitted) * (rows - fitted - 1))
-
-
-def shrunk(joint: Joint, prior: Tensor, ridges: Sequence[float], name: str = "layer") -> list[Fitted]:
-    """A fit for each relative ridge; infinity stands for the prior weight with the bias that suits it."""
-    second, d = joint.second, joint.inputs
-    G, missing = second[:d, :d], second[:d, d:] - second[:d, :d] @ prior
-    live = live_rows(G).nonzero().squeeze(1)
-    if len(live) < d:
-        G, missing = G[live][:, live], missing[live]
-    found = []
-    for ridge in ridges:
-        weight, amount, condition = prior.clone(), 0.0, 1.0
-        if ridge < float("inf") and live.numel():
-            factor, amount = _system(G, ridge, name)
-            condition = factor.condition
-            weight[live] += factor.solve(missing)
-        a, t = joint.means
-        bias = t - a @ weight if joint.centred else torch.zeros_like(t)
-        found.append(Fitted(weight, bias, ridge, amount, condition))
-    return found
 
 
 def _system(G: Tensor, ridge: float, name: str) -> tuple[Factor, float]:

@@ -14,9 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from recoup.algebra.moments import Accumulator, sensitivity
+from recoup.algebra.few_rows import Collector
+from recoup.algebra.moments import sensitivity
 from recoup.algebra.patches import paired_rows
-from recoup.algebra.ridge import Fitted, Joint, moved, shrunk
+from recoup.algebra.ridge import Fitted, Pairs, moved
 from recoup.channels.settling import settled
 from recoup.inputs.padding import counted, flags_for
 from recoup.inputs.split import Split
@@ -99,25 +100,26 @@ class _Refit:
 
     def refit(self, twin: TwinRun, split: Split) -> tuple[dict[str, Tensor], Recovery]:
         """The layer's new weight and bias, and how well they recover its output on held-out images."""
-        seen, held = (self._joint(twin, split, places) for places in (split.fit, split.held))
+        seen, held = (self._pairs(twin, split, places) for places in (split.fit, split.held))
         prior = self._features(self._prior)
         ridges = self._method.ridges
-        candidates = shrunk(seen, prior, ridges, self.consumer.name)
+        candidates = seen.fits(prior, ridges, self.consumer.name)
         errors = held.errors(candidates).sum(dim=1)
         best = candidates[int(errors.argmin())]
         residual = float(errors.min() / held.variance().sum().clamp(min=1e-300))
         inputs = self.inputs // self.consumer.parts
-        recovery = Recovery(residual, best.amount, best.condition, inputs, int(seen.moments.effective))
+        recovery = Recovery(residual, best.amount, best.condition, inputs, int(seen.effective))
         return self._tensors(best, seen), recovery
 
-    def _joint(self, twin: TwinRun, split: Split, places: Sequence[int]) -> Joint:
-        sums = Accumulator(self.inputs + len(self._made), self._original.device)
+    def _pairs(self, twin: TwinRun, split: Split, places: Sequence[int]) -> Pairs:
+        centred, device = bool(self.consumer.biases), self._original.device
+        found = Collector(self.inputs, len(self._made), device, centred=centred, parts=self._parts())
         generator = torch.Generator().manual_seed(self._method.seed)
         for place, batch in zip(places, twin.visit(self._refit_point, places), strict=True):
             mask = flags_for(batch.inputs.shape, counted(split.batches[place]))
             for rows, weights in self._rows(batch, generator, self._fixed(twin), mask):
-                sums.update(rows, weights)
-        return Joint(sums.moments(), self.inputs, bool(self.consumer.biases), self._parts())
+                found.update(rows, weights)
+        return found.pairs()
 
     def _parts(self) -> Tensor | None:
         """In which part of a grouped convolution each regressor and each target lies."""
@@ -150,7 +152,7 @@ class _Refit:
         turned = self.consumer.spread(weight.detach().double()).movedim(self.consumer.input_dim, 1)
         return turned[self._made][:, self._kept].flatten(1).T
 
-    def _tensors(self, fitted: Fitted, seen: Joint) -> dict[str, Tensor]:
+    def _tensors(self, fitted: Fitted, seen: Pairs) -> dict[str, Tensor]:
         """Weight and biases at full size: zero where an input is pruned, as before where an output is."""
         weight = self.consumer.spread(self._prior.detach()).clone()
         turned = weight.movedim(self.consumer.input_dim, 1)

@@ -51,7 +51,11 @@ def test_stages_that_are_missing_and_epochs_that_take_no_time():
 def test_first_layers_that_lose_less_without_steps():
     step, whole = (replace(VGG, constraint=each) for each in ("step", "global"))
     fig4.check([row(step), row(whole, sparsity={"a": 0.6, "b": 0.0})])
-    expect(fig4, [row(step), row(whole, sparsity={"a": 0.4, "b": 0.9})], "first layers lose 0.62 of what all do, by steps 1.33")
+    expect(
+        fig4,
+        [row(step), row(whole, sparsity={"a": 0.4, "b": 0.9})],
+        "first layers lose 0.62 of what all do, by steps 1.33",
+    )
 
 
 def test_a_selector_that_is_no_better_than_chance():
