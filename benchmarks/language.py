@@ -12,7 +12,8 @@ stays, and of the rest half goes.
 - magnitude: our surgery, channels and heads by the size of their weights, the same share of every group, no refit;
 - Torch-Pruning: group norms, the same ratio for the MLP and the heads of every layer, the stream left alone;
 - fast, best: as a user calls them. With `keep_config` widths are the same in all layers, and the result goes through
-  `save_pretrained` and `from_pretrained` before it is measured.
+  `save_pretrained` and `from_pretrained` before it is measured. With `streams` the residual stream is turned into its
+  principal components and may lose channels too, at the same MACs.
 
 Every result generates text with its cache of keys and values, and without it; the texts have to be the same.
 """
@@ -41,7 +42,8 @@ from recoup.errors import ModelError
 
 ORIGINAL, MAGNITUDE, RIVAL = "original", "magnitude", "Torch-Pruning"
 FAST, BEST, FAST_ALIKE, BEST_ALIKE = "fast", "best", "fast, keep_config", "best, keep_config"
-METHODS = (ORIGINAL, MAGNITUDE, RIVAL, FAST, BEST, FAST_ALIKE, BEST_ALIKE)
+FAST_STREAMS, BEST_STREAMS = "fast, streams", "best, streams"
+METHODS = (ORIGINAL, MAGNITUDE, RIVAL, FAST, BEST, FAST_ALIKE, BEST_ALIKE, FAST_STREAMS, BEST_STREAMS)
 # Of what can be pruned.
 SHARE = 0.5
 BLOCK, BATCH, STEPS, RATE = 128, 16, 600, 4e-3
@@ -64,7 +66,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Share of all MACs kept, perplexity per byte on held-out text, seconds, and the widths: MLPs, then heads."""
+    """Share of all MACs kept, perplexity per byte on held-out text, seconds, and the widths: MLPs, heads, the stream."""
 
     case: Case
     kept: float
@@ -183,6 +185,8 @@ def _pruners(model: nn.Module, calibration: list[dict[str, Tensor]]) -> dict[str
         BEST: lambda: ours("best", keep_class=True),
         FAST_ALIKE: lambda: reloaded(ours("fast", keep_config=True)),
         BEST_ALIKE: lambda: reloaded(ours("best", keep_config=True)),
+        FAST_STREAMS: lambda: ours("fast", keep_class=True, streams=True),
+        BEST_STREAMS: lambda: ours("best", keep_class=True, streams=True),
     }
 
 
@@ -245,10 +249,11 @@ def macs(model: Any) -> int:
 
 
 def widths(model: Any) -> tuple[int, ...]:
-    """Hidden channels of every layer, then its heads."""
+    """Hidden channels of every layer, then its heads, then the channels of the stream."""
     layers, head = model.model.layers, SIZES["head_dim"]
     mlps = [layer.mlp.gate_proj.out_features for layer in layers]
-    return (*mlps, *(layer.self_attn.q_proj.out_features // head for layer in layers))
+    heads = [layer.self_attn.q_proj.out_features // head for layer in layers]
+    return (*mlps, *heads, model.model.embed_tokens.embedding_dim)
 
 
 def transformers() -> Any:

@@ -182,6 +182,20 @@ class Scaled(nn.Module):
         return self.b(F.hardswish(self.a(x)) * self.gamma).mean((2, 3))
 
 
+class NormByHand(nn.Module):
+    """An RMSNorm as language models write it: in float32, times a gain, or times 1 and more where that is `shifted`."""
+
+    def __init__(self, width: int, eps: float = 1e-6, *, shifted: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width) if shifted else torch.ones(width))
+        self.variance_epsilon, self.shifted = eps, shifted
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (1.0 + self.weight if self.shifted else self.weight) * wide.to(x.dtype)
+
+
 class Transformer(nn.Module):
     """Tokens and places are added to a stream that two normalised blocks read and write; scores for the last place."""
 

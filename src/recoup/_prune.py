@@ -39,7 +39,7 @@ from recoup.plan import Plan
 from recoup.progress import Clock, Progress, silent
 from recoup.report.content import Report
 from recoup.report.inspection import Inspection, inspect_structure
-from recoup.report.making import make_report, score_of
+from recoup.report.making import make_report, noted, score_of
 from recoup.statistics.calibrate import calibrate
 from recoup.statistics.rank import rank
 from recoup.statistics.rotation import after, rotated, rotation
@@ -163,7 +163,7 @@ def prune(
     for warning in report.warnings:
         warn(warning)
     plan = recovered.plan if turned is None else after(turned, recovered.plan, given)
-    return Result(smaller, plan, report, first_samples(data.first), class_name(type(model)))
+    return Result(smaller, plan, noted(report, plan), first_samples(data.first), class_name(type(model)))
 
 
 @undisturbed

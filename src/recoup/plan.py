@@ -126,6 +126,7 @@ class Plan:
     recovery: how well each refitted layer was recovered, by layer name.
     graph: what the smaller model runs, if it is in standalone form.
     untied: weights of layers that were tables of embeddings too, and become the layers' own.
+    norms: RMSNorms that the model's code writes out; torch's own take their place.
     idle: modules that do not run in eval mode, such as heads for training; they are not cut, and refuse to run.
     keeps_hooks: whether the model's hooks are a part of it.
     centred: what has no mean over the channels that are kept; `weights` have it so up to their own rounding.
@@ -139,6 +140,7 @@ class Plan:
     recovery: Mapping[str, Recovery] = field(default_factory=dict)
     graph: GraphPlan | None = None
     untied: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
     keeps_hooks: bool = False
     centred: tuple[Centred, ...] = ()

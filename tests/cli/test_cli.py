@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 from recoup import Budget, Released
 from recoup.allocation import timing as timing_module
 from recoup.allocation.timing import network_seconds, operation_timings
+from recoup.artefact.files import FORMAT
 from recoup.cli import main
 from recoup.cli import prune as pruning_module
 from recoup.cli.input_spec import CIFAR, IMAGENET, unnormalised
@@ -457,10 +458,11 @@ def test_evaluate_a_result_without_source(tmp_path):
         "shapes": {},
         "recovery": {},
         "untied": [],
+        "norms": [],
         "idle": [],
         "settings": {},
     }
-    plan = {"format": 4, "recoup": "0", "model": "Net", "source": None, **fields}
+    plan = {"format": FORMAT, "recoup": "0", "model": "Net", "source": None, **fields}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     refused(run("evaluate", tmp_path, "--data", "digits"), 2, "does not say which model", "--model")
     refused(run("evaluate", tmp_path, "--data", "digits", "--weights", "w.pt"), 2, "holds its own weights")

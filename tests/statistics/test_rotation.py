@@ -1,6 +1,7 @@
 """A rotated model computes what it did; the least components of its streams go without loss."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -8,12 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import recoup
-from recoup.errors import LockedError
+from recoup.errors import ArtefactError, LockedError
 from recoup.statistics.rotation import basis
 from recoup.tracing.trace import plain_cut
-from tests.zoo import Transformer, plain, seeded
+from tests.zoo import NormByHand, Transformer, plain, seeded
 
-NORMS = [nn.RMSNorm, nn.LayerNorm]
+NORMS = [nn.RMSNorm, nn.LayerNorm, NormByHand, partial(NormByHand, shifted=True)]
 
 
 def transformer(norm):
@@ -55,7 +56,7 @@ def test_a_rotated_model_computes_the_same(norm):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not torch.allclose(rotated.tokens.weight, model.tokens.weight, atol=0.1)
     assert all(torch.equal(norm.weight, torch.ones(16)) for norm in rotated.norms)
-    assert (rotated.head.bias is None) == (norm is nn.RMSNorm)  # it takes in what the last LayerNorm adds
+    assert (rotated.head.bias is None) == (norm is not nn.LayerNorm)  # it takes in what the last LayerNorm adds
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -155,9 +156,48 @@ def test_the_default_prunes_streams_and_leaves_the_model_alone(norm):
     torch.testing.assert_close(again(tokens()), result.model(tokens()))
 
 
-def test_a_result_with_a_smaller_stream_is_saved_and_loaded(tmp_path):
-    model = transformer(nn.LayerNorm)
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_result_with_a_smaller_stream_is_saved_and_loaded(tmp_path, norm):
+    model = transformer(norm)
     result = recoup.prune(model, [tokens()], widths={"tokens": 9}, method="fast", streams=True)
     loaded = recoup.load(result.save(tmp_path / "result"), model)
-    assert loaded.norms[0].eps == result.model.norms[0].eps > model.norms[0].eps
+    before = 1e-6 if norm not in (nn.RMSNorm, nn.LayerNorm) else model.norms[0].eps or 0.0
+    assert loaded.norms[0].eps == result.model.norms[0].eps and (loaded.norms[0].eps or 1.0) > before
     torch.testing.assert_close(loaded(tokens()), result.model(tokens()))
+
+
+def test_norms_by_hand_are_told_of_and_the_callers_stay():
+    model = transformer(NormByHand)
+    result = recoup.prune(model, [tokens()], widths={"tokens": 9}, method="fast", streams=True)
+    assert result.plan.norms == ("norms.0", "norms.1", "norms.2", "norms.3")
+    assert any("norms.0 and 3 more: RMSNorms that the code writes out" in note for note in result.report.notes)
+    assert all(isinstance(norm, nn.RMSNorm) for norm in result.model.norms)
+    assert all(isinstance(norm, NormByHand) for norm in model.norms)
+    plain_result = recoup.prune(model, [tokens()], budget=recoup.Budget(macs=0.8), method="fast")
+    assert not plain_result.plan.norms and all(isinstance(norm, NormByHand) for norm in plain_result.model.norms)
+
+
+def test_a_model_without_these_norms_is_refused(tmp_path):
+    result = recoup.prune(transformer(NormByHand), [tokens()], widths={"tokens": 9}, method="fast", streams=True)
+    folder = result.save(tmp_path / "result")
+    with pytest.raises(ArtefactError, match=r"the model has no norms\.0"):
+        recoup.load(folder, transformer(nn.RMSNorm), check=False)
+
+
+class Scaled(nn.Module):
+    """Tables times a number that the model stores, as some language models have it."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.tokens, self.norm, self.head = nn.Embedding(13, 8), nn.RMSNorm(8), nn.Linear(8, 13)
+        self.register_buffer("number", number)
+
+    def forward(self, x):
+        return self.head(self.norm(self.tokens(x) * self.number.to(self.tokens.weight.dtype)))[:, -1]
+
+
+def test_a_stored_number_scales_a_stream():
+    model = Scaled(torch.tensor(3.0)).eval()
+    torch.testing.assert_close(recoup.rotate(model, [tokens()])(tokens()), model(tokens()), rtol=1e-4, atol=1e-5)
+    with pytest.raises(LockedError, match="mul in forward"):
+        recoup.rotate(Scaled(torch.rand(8)).eval(), [tokens()])

@@ -17,7 +17,7 @@ from typing import Any
 from recoup.artefact.schema import Check, MisfitError
 from recoup.errors import ArtefactError
 
-FORMAT = 4
+FORMAT = 5
 MANIFEST, PLAN, GRAPH = "manifest.json", "plan.json", "graph.json"
 WEIGHTS, SAMPLES = "model.safetensors", "samples.safetensors"
 REPORT, PAGE = "report.json", "report.html"

@@ -27,6 +27,7 @@ from recoup.artefact.schema import (
 )
 from recoup.channels.structure import named_tensors
 from recoup.errors import ArtefactError
+from recoup.graph.norms_by_hand import own_norm
 from recoup.graph.settings import is_setting
 from recoup.plan import Plan, Recovery, Slice
 from recoup.version import __version__
@@ -57,6 +58,7 @@ PLAN_SCHEMA = record(
         ),
     ),
     untied=distinct(listing(text(), _NAMES)),
+    norms=distinct(listing(text(), _NAMES)),
     idle=distinct(listing(text(), _NAMES)),
     settings=mapping(dotted, number_or_flag, _NAMES),
 )
@@ -75,6 +77,7 @@ def plan_to_json(model: nn.Module, plan: Plan, source: str | None) -> dict[str, 
         "shapes": {name: list(shape) for name, shape in plan.shapes.items()},
         "recovery": {name: _recovery_to_json(recovery) for name, recovery in plan.recovery.items()},
         "untied": list(plan.untied),
+        "norms": list(plan.norms),
         "idle": list(plan.idle),
         "settings": dict(plan.settings),
     }
@@ -95,8 +98,9 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
         raise MisfitError("keep", f"about at most {_WIDTH} channels in all", "more")
     keep = {name: _mask(entry["width"], entry["kept"], f"keep.{name}") for name, entry in data["keep"].items()}
     recovery = {name: _recovery(entry) for name, entry in data["recovery"].items()}
-    untied, idle = tuple(data["untied"]), tuple(data["idle"])
-    return Plan(keep, slices, {}, shapes, recovery, untied=untied, idle=idle, settings=dict(data["settings"]))
+    untied, norms, idle = (tuple(data[name]) for name in ("untied", "norms", "idle"))
+    settings = dict(data["settings"])
+    return Plan(keep, slices, {}, shapes, recovery, untied=untied, norms=norms, idle=idle, settings=settings)
 
 
 def for_model(plan: Plan, added: Mapping[str, list[int]], model: nn.Module) -> Plan:
@@ -111,9 +115,10 @@ def for_model(plan: Plan, added: Mapping[str, list[int]], model: nn.Module) -> P
 
 
 def _require_names(plan: Plan, model: nn.Module) -> None:
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters, modules = dict(model.named_parameters(remove_duplicate=False)), dict(model.named_modules())
     missing = [name for name in plan.untied if name not in parameters]
-    missing += [name for name in plan.idle if name not in dict(model.named_modules())]
+    missing += [name for name in plan.norms if name not in modules or own_norm(modules[name]) is None]
+    missing += [name for name in plan.idle if name not in modules]
     missing += [name for name in plan.settings if not is_setting(model, name)]
     if missing:
         raise ArtefactError(f"the model has no {missing[0][:200]}. Build it exactly as it was before pruning.")

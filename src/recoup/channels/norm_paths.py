@@ -52,7 +52,7 @@ def _sources(value: fx.Node, captured: Captured, is_centred: bool) -> tuple[froz
         elif is_centred and _rounds(node):
             return frozenset(), f"{_site(node)} fixes its precision, in which it is not centred exactly"
         elif passes_on(node, operator_of(node.target)):
-            behind = node.all_input_nodes
+            behind = [source for source in node.all_input_nodes if not _is_number(source)]
         else:
             return frozenset(), f"{_site(node)} comes before it"
         waiting += [source for source in behind if source not in seen]
@@ -81,7 +81,26 @@ def _site(node: fx.Node) -> str:
 
 def passes_on(node: fx.Node, record: Operator) -> bool:
     """Whether what is zero stays zero, and each channel is treated alike."""
-    name, sources = operation_name(node.target), len(node.all_input_nodes)
+    name = operation_name(node.target)
     if record.is_addition:
         return all(isinstance(value, fx.Node) for value in node.args[:2])
-    return record.is_movement or record.returns_input or name in _LINEAR or (name in _SCALES and sources == 1)
+    return record.is_movement or record.returns_input or name in _LINEAR or (name in _SCALES and _is_scaled(node))
+
+
+def _is_scaled(node: fx.Node) -> bool:
+    """Whether a product or a quotient has a number for its other operand, stored as a tensor or not."""
+    left, right = node.args[:2]
+    if operation_name(node.target) == "div":
+        return _is_any_number(right)
+    return _is_any_number(left) or _is_any_number(right)
+
+
+def _is_any_number(value: object) -> bool:
+    return _is_number(value) if isinstance(value, fx.Node) else True
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Whether a value is a single number that no channel decides: stored, given, or made of such."""
+    value = node.meta.get("val")
+    is_single = isinstance(value, torch.Tensor) and value.dim() == 0
+    return is_single and (node.op != "call_function" or all(_is_number(source) for source in node.all_input_nodes))

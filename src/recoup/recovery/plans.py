@@ -30,6 +30,7 @@ def assemble(
     return replace(
         plan,
         untied=given.untied,
+        norms=given.norms,
         idle=traced.idle,
         keeps_hooks=given.keeps_hooks,
         centred=centred(structure, weights, keep),

@@ -16,6 +16,7 @@ from recoup.channels.structure import named_tensors
 from recoup.config import Method
 from recoup.inputs.resources import PeakMemory
 from recoup.judge.acceptance import Acceptance, Verdict, judged
+from recoup.plan import Plan
 from recoup.recovery.choose import Recovered
 from recoup.report.content import ConstantChannels, DependentChannels, Report, Score, group_rows
 from recoup.statistics.calibrate import Calibration
@@ -58,6 +59,15 @@ def make_report(
         memory=memory,
         notes=_notes(calibration),
     )
+
+
+def noted(report: Report, plan: Plan) -> Report:
+    """The report with what the plan does to the model's own modules, besides cutting them."""
+    if not plan.norms:
+        return report
+    many = f" and {len(plan.norms) - 1} more" if len(plan.norms) > 1 else ""
+    said = f"{plan.norms[0]}{many}: RMSNorms that the code writes out; in the result they are torch's"
+    return dataclasses.replace(report, notes=(*report.notes, said))
 
 
 def _notes(calibration: Calibration) -> tuple[str, ...]:

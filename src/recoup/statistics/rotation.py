@@ -67,15 +67,15 @@ def after(turned: Plan, plan: Plan, model: nn.Module) -> Plan:
     """A plan for the rotated model as one for the `model` itself; one with a graph carries the rotated model anyway."""
     if plan.graph is not None:
         return plan
-    known, untied = named_tensors(model), (*turned.untied, *plan.untied)
+    known, untied, norms = named_tensors(model), (*turned.untied, *plan.untied), (*turned.norms, *plan.norms)
     shapes = {name: shape for name, shape in {**turned.shapes, **plan.shapes}.items() if name in known}
-    return replace(plan, weights={**turned.weights, **plan.weights}, shapes=shapes, untied=untied)
+    return replace(plan, weights={**turned.weights, **plan.weights}, shapes=shapes, untied=untied, norms=norms)
 
 
 def rotation(model: nn.Module, first: Any, batches: Iterable[Any]) -> Plan:
     """The plan that cuts nothing and turns every stream that can be turned."""
     sample = inputs_of(first, model).first(1).to(device_of(model))
-    given = prepared(model, sample, may_untie=True)
+    given = prepared(model, sample, may_untie=True, streams=True)
     streams = streams_of(given.model, sample)
     if not streams.found:
         reasons = [f"{name}: {reason}" for name, reason in streams.refused.items()]
@@ -93,7 +93,7 @@ def rotation(model: nn.Module, first: Any, batches: Iterable[Any]) -> Plan:
     a_weight = next(iter(streams.found[0].readers)).weight
     weights = {name: value.to(like.get(name, like[a_weight]).dtype) for name, value in changed.items()}
     shapes = {name: tuple(like[name].shape) for name in weights if name in like}
-    return Plan({}, (), weights, shapes, untied=given.untied, keeps_hooks=given.keeps_hooks)
+    return Plan({}, (), weights, shapes, untied=given.untied, norms=given.norms, keeps_hooks=given.keeps_hooks)
 
 
 def basis(moments: Tensor, *, is_centred: bool) -> Tensor:

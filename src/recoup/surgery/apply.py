@@ -13,6 +13,7 @@ from recoup.channels.settling import centred, settled
 from recoup.channels.structure import Consumer, Structure, named_tensors
 from recoup.errors import ArtefactError, InputError, require_kind
 from recoup.graph.copies import duplicate, light_copy, strip_hooks, untie
+from recoup.graph.norms_by_hand import with_own_norms
 from recoup.graph.settings import Settings, adjust
 from recoup.graph.standalone import standalone
 from recoup.inputs.surroundings import undisturbed
@@ -79,7 +80,7 @@ def masked(model: nn.Module, plan: Plan) -> nn.Module:
     _check_shapes(model, plan)
     twin = duplicate(model) if plan.keeps_hooks else strip_hooks(duplicate(model))
     if plan.graph is None:
-        untie(twin, plan.untied)
+        with_own_norms(untie(twin, plan.untied), [name for name in plan.norms if not _is_own(twin, name)])
     places = _places(twin)
     for name, value in plan.weights.items():
         old = _get(twin, name)
@@ -88,6 +89,11 @@ def masked(model: nn.Module, plan: Plan) -> nn.Module:
         else:
             _replace(places, old, value.to(device=old.device, dtype=old.dtype).contiguous().clone())
     return twin
+
+
+def _is_own(twin: nn.Module, name: str) -> bool:
+    """Whether a norm is torch's already, as in the copy that a plan was made on."""
+    return isinstance(twin.get_submodule(name), nn.RMSNorm)
 
 
 def without_rounding(twin: nn.Module, plan: Plan, smaller: nn.Module) -> None:

@@ -11,6 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from recoup.errors import CaptureError, warn
 from recoup.graph.copies import hooked, light_copy, strip_hooks, untie, working_copy
+from recoup.graph.norms_by_hand import norms_by_hand, with_own_norms
 from recoup.graph.settings import caches, without_cache
 from recoup.inputs.batches import Inputs, leaves_in
 
@@ -24,17 +25,19 @@ class Prepared:
 
     It has the caller's hooks only if they change what it returns (`keeps_hooks`). Weights in `untied` are a table and
     a layer at once in the caller's model, and the layer's own here, as no weight could be right for both. `caches` are
-    the settings that ask for a cache of keys and values: it has none.
+    the settings that ask for a cache of keys and values: it has none. In the place of `norms`, RMSNorms written out by
+    hand, it has torch's own.
     """
 
     model: nn.Module
     untied: tuple[str, ...]
     keeps_hooks: bool
     caches: Mapping[str, bool]
+    norms: tuple[str, ...] = ()
 
 
-def prepared(model: nn.Module, sample: Inputs, *, may_untie: bool) -> Prepared:
-    """The copy to work on; the model itself is not touched."""
+def prepared(model: nn.Module, sample: Inputs, *, may_untie: bool, streams: bool = False) -> Prepared:
+    """The copy to work on; the model itself is not touched. With `streams` norms are to be seen as such."""
     twin = light_copy(model, own_buffers=True)
     twin.train(model.training)
     for mine, theirs in zip(twin.modules(), model.modules(), strict=True):
@@ -50,7 +53,8 @@ def prepared(model: nn.Module, sample: Inputs, *, may_untie: bool) -> Prepared:
     else:
         strip_hooks(twin)
     names = _double_roles(twin) if may_untie else ()
-    return Prepared(untie(twin, names), names, keeps_hooks, caching)
+    norms = norms_by_hand(twin) if streams else ()
+    return Prepared(with_own_norms(untie(twin, names), norms), names, keeps_hooks, caching, norms)
 
 
 def require_idle(model: nn.Module, names: Iterable[str], call: Inputs) -> None:

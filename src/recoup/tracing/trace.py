@@ -225,7 +225,8 @@ def traced_for(model: nn.Module, example: Any, terms: Terms) -> Traced:
     require_samples_first(model, inputs.first(FEW).to(device_of(model)))
     samples = sampled_call(inputs).to(device_of(model))
     with without_collection():
-        given = prepared(model, samples.times(min(samples.given, FEW)), may_untie=terms.untie and not terms.keep_config)
+        few, streams = samples.times(min(samples.given, FEW)), terms.streams and not terms.keep_config
+        given = prepared(model, few, may_untie=terms.untie and not terms.keep_config, streams=streams)
         traced = _trace(given, capture_for_one(given.model, samples), terms)
         if samples.given == 1 and not traced.standalone.serves_one:
             traced = _trace(given, captured_for_one(given.model, samples), terms)
