@@ -66,7 +66,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Share of all MACs kept, perplexity per byte on held-out text, seconds, and the widths: MLPs, heads, the stream."""
+    """Share of all MACs kept, perplexity per byte on held-out text, seconds, and widths: MLPs, heads, the stream."""
 
     case: Case
     kept: float

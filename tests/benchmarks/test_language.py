@@ -25,7 +25,7 @@ def test_blocks_are_pieces_of_the_text():
 
 def test_widths_and_macs_are_those_of_the_model():
     model = language.fresh()
-    assert language.widths(model) == (384,) * 4 + (8,) * 4
+    assert language.widths(model) == (384,) * 4 + (8,) * 4 + (96,)
     layer = 2 * 96 * 96 + 2 * 96 * 48 + 3 * 96 * 384
     assert language.macs(model) == 128 * (4 * layer + 96 * 256) + 2 * 128 * 128 * 4 * 96
 
