@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from recoup.recovery import twin_run
 from recoup.recovery.activation_store import size_of
 from recoup.recovery.segments import segment_before
 from recoup.recovery.twin_run import SegmentBatch
@@ -395,3 +396,15 @@ def test_batches_go_on_where_an_operation_failed(monkeypatch):
         list(twin.visit(point_of(found, "two.1.0"), everywhere(found)))
     for made, expected in zip(outputs(found, twin), outputs(found, found.twin()), strict=True):
         assert_same(made[1], expected[1])
+
+
+def test_the_original_runs_every_layer_once_however_often_it_is_asked_for(monkeypatch):
+    found = blocks()
+    twin, point, calls = found.twin(), point_of(found, "two.1.0"), []
+    run = twin_run.call
+    monkeypatch.setattr(twin_run, "call", lambda node, look: calls.append(node.name) or run(node, look))
+    for _ in range(2):
+        list(twin.visit(point, everywhere(found)))
+    outputs(found, twin)
+    runs = calls.count(point.node)
+    assert runs == 2 * len(everywhere(found))  # once in the original, once in the pruned network

@@ -111,6 +111,7 @@ class TwinRun:
         self._drifts = drifting(schedule, changing) if schedule.is_pure else _everything(schedule)
         self._last_needs = grouped(last_needs(schedule, segments))
         self._by_name = {node.name: node for node in schedule.nodes}
+        self._positions = {node.name: number for number, node in enumerate(schedule.nodes)}
         limit = resident_of(device) if memory is None else memory
         self._store, self._reached = ActivationStore(limit), [0] * len(batches)
         self._samples, self._first_samples = sum(batch.size for batch in batches), batches[0].size if batches else 1
@@ -129,7 +130,7 @@ class TwinRun:
 
     def visit(self, point: RefitPoint, places: Sequence[int]) -> Iterator[RefitBatch]:
         """What the layer meets in the batches at these places; may be asked for again as long as nobody moves on."""
-        self._move_to(self._position(point.node))
+        self._move_to(self._positions[point.node])
         for place in places:
             with self._borrowed(place) as batch:
                 found = self._refit_batch(point, batch)
@@ -221,9 +222,6 @@ class TwinRun:
     def _put(self, place: int, batch: _TwinValues) -> None:
         self._store.put(place, (batch.original, batch.pruned))
 
-    def _position(self, name: str) -> int:
-        return self._schedule.nodes.index(self._by_name[name])
-
     def _move_to(self, position: int) -> None:
         """Run every batch up to, and not including, the node at `position`; one that fails goes on where it was."""
         for place, at in enumerate(self._reached):
@@ -243,7 +241,8 @@ class TwinRun:
     def _run(self, node: fx.Node, batch: _TwinValues) -> None:
         if node.op == "call_function":
             original, pruned = self._lookups(batch)
-            batch.original[node.name] = call(node, original)
+            if node.name not in batch.original:
+                batch.original[node.name] = call(node, original)
             if node.name in self._drifts:
                 batch.pruned[node.name] = call(node, pruned)
         for value in self._last_needs.get(node.name, ()):
@@ -257,7 +256,11 @@ class TwinRun:
     def _refit_batch(self, point: RefitPoint, batch: _TwinValues) -> RefitBatch:
         node = self._by_name[point.node]
         original, pruned = self._lookups(batch)
-        result = call(node, original)
+        result = batch.original.get(node.name)
+        if result is None:
+            result = call(node, original)
+            if self._schedule.is_pure:  # nobody writes into it: whoever moves on need not compute it again
+                batch.original[node.name] = result
         seen = self._reading(point, node, original, result)
         found = self._reading(point, node, pruned, call(node, pruned) if seen.is_part else None)
         outputs = seen.outputs(result)
