@@ -53,7 +53,7 @@ def waiting(suite: str, store: Store, options: argparse.Namespace) -> list[Task]
     for package, count in left_out.items():
         print(f"{count} networks of {package} are left out, which cannot be imported: {INSTALL}", file=sys.stderr)
     tasks = [
-        Task(suite, name, way, options.samples, options.size, library)
+        Task(suite, name, way, options.samples, options.size, library, options.device)
         for way in options.method
         for name, library in libraries.items()
         if there[library]
@@ -68,6 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--method", nargs="+", choices=WAYS, default=["magnitude", "torch-pruning"])
     parser.add_argument("--samples", type=int, default=SAMPLES, help="random inputs to calibrate on")
     parser.add_argument("--size", type=int, help="side of the images, for networks that read several sizes")
+    parser.add_argument("--device", default="cpu", help="where networks run, such as cuda; not for torch-pruning")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=600.0, help="for one network in one way")
     parser.add_argument("--memory", type=float, default=0.0, help="GiB for one network; 0 for no limit")

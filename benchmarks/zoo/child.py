@@ -23,13 +23,13 @@ def work(task: Task, gibibytes: float, threads: int | None, file: Path) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     limit_memory(gibibytes)
-    spec = SUITES[task.suite](task.size)[task.name]
+    spec = dataclasses.replace(SUITES[task.suite](task.size)[task.name], device=task.device)
     file.write_text(json.dumps(to_json(examine(task.way, spec, task.samples))))
 
 
 def examine(way: Way, spec: Spec, samples: int) -> Row:
     """The row of one network; an error becomes a row too, and its traceback goes to stderr."""
-    setting = Setting(samples, spec.size, machine())
+    setting = Setting(samples, spec.size, machine(spec.device))
     try:
         return _examine(way, spec, setting)
     except Exception as error:

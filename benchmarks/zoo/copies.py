@@ -28,7 +28,7 @@ ALIKE = 5e-5  # of the spread of the outputs; what float32 makes of another orde
 
 def examine(spec: Spec, method: str, setting: Setting) -> CopiesRow:
     """What a network of copies loses at half its width."""
-    return watched(lambda seconds: _examine(spec, method, setting, seconds))
+    return watched(lambda seconds: _examine(spec, method, setting, seconds), spec.device)
 
 
 def _examine(spec: Spec, method: str, setting: Setting, seconds: dict[str, float]) -> CopiesRow:

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.machine import device_name
 
-KIB_PER_MIB, BYTES_PER_GIB = 2**10, 2**30
+KIB_PER_MIB, BYTES_PER_MIB, BYTES_PER_GIB = 2**10, 2**20, 2**30
 
 
 def limit_memory(gibibytes: float) -> None:
@@ -19,12 +19,15 @@ def limit_memory(gibibytes: float) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 
-def peak_memory() -> int:
-    """The most that this process had in memory at once so far, in MiB."""
+def peak_memory(device: str = "cpu") -> int:
+    """The most that this process had in memory at once so far, in MiB; on a GPU, in the memory of that."""
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated() // BYTES_PER_MIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // KIB_PER_MIB
 
 
-def machine() -> str:
+def machine(device: str) -> str:
     """What it runs on, in words."""
-    threads = torch.get_num_threads()
-    return f"{threads} of {os.cpu_count()} cores of a {device_name('cpu')}, torch {torch.__version__}"
+    cores = f"{torch.get_num_threads()} of {os.cpu_count()} cores of a {device_name('cpu')}"
+    where = f"{device_name(device)} and {cores}" if device.startswith("cuda") else cores
+    return f"{where}, torch {torch.__version__}"

@@ -25,17 +25,17 @@ AGREES = 0.01  # of torch's count of MACs, ours may differ by so much
 
 def examine(spec: Spec, method: str, setting: Setting) -> PrunedRow:
     """What the method makes of a network on random inputs."""
-    return watched(lambda seconds: _examine(spec, method, setting, seconds))
+    return watched(lambda seconds: _examine(spec, method, setting, seconds), spec.device)
 
 
-def watched(work: Callable[[dict[str, float]], Watched]) -> Watched:
-    """The row that `work` makes, with its seconds, peak memory and warnings."""
+def watched(work: Callable[[dict[str, float]], Watched], device: str) -> Watched:
+    """The row that `work` makes, with its seconds, the peak of the device's memory and warnings."""
     seconds: dict[str, float] = {}
     warned: list[str] = []
-    before = peak_memory()
+    before = peak_memory(device)
     with timed(seconds, "total"), noted(warned):
         row = work(seconds)
-    return replace(row, seconds=seconds, warned=tuple(dict.fromkeys(warned)), memory=peak_memory() - before)
+    return replace(row, seconds=seconds, warned=tuple(dict.fromkeys(warned)), memory=peak_memory(device) - before)
 
 
 @contextmanager

@@ -99,7 +99,8 @@ class PrunedRow:
     said, left: MACs before and after, as the report has them; `counted` are those of the original by torch's operation,
     where one of the two differs.
     warned: what was warned of. error: of the outputs on held-out samples. difference: of the proof.
-    memory: the most that the process held at once, beyond what it held before the network was built, in MiB.
+    memory: the most that the process held at once, beyond what it held before the network was built, in MiB; on a GPU,
+    in the memory of that.
     """
 
     result: str

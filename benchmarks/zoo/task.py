@@ -13,7 +13,7 @@ SAMPLES = 48  # random inputs, unless another number is asked for
 class Task:
     """One network and the way in which it is to be pruned, with so many inputs, and of another size if asked for.
 
-    `library` is the module that its constructor imports.
+    `library` is the module that its constructor imports, `device` where the network runs.
     """
 
     suite: str
@@ -22,3 +22,4 @@ class Task:
     samples: int = SAMPLES
     size: int | None = None
     library: str = "torch"
+    device: str = "cpu"

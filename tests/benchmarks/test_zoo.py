@@ -73,7 +73,7 @@ def test_rows_are_kept_as_they_come_and_known_ones_skipped(tmp_path, monkeypatch
     store.add("two inputs", "magnitude", PRUNED)
     monkeypatch.setattr(sys, "argv", ["zoo", "--method", "magnitude", "--network", "two inputs", "conv1d"])
     tasks = command.waiting("odd", Store(store.path), command.parse())
-    assert tasks == [Task("odd", "conv1d", "magnitude", 48)]
+    assert tasks == [Task("odd", "conv1d", "magnitude", 48, device="cpu")]
     run(tasks, store, Limits(), lambda task, limits: CutRow("untouched"))
     assert read(store.path) == {"conv1d": {"magnitude": CutRow("untouched")}, "two inputs": {"magnitude": PRUNED}}
     assert "1/1 odd conv1d magnitude: untouched" in capsys.readouterr().err
@@ -146,7 +146,7 @@ def test_the_masked_original_is_what_a_smaller_network_computes():
 
 def test_a_method_is_called_as_users_call_it(monkeypatch):
     readings = iter((100, 130))  # the real peak does not rise where an earlier test has been higher
-    monkeypatch.setattr(pruned, "peak_memory", lambda: next(readings))
+    monkeypatch.setattr(pruned, "peak_memory", lambda device: next(readings))
     row = pruned.examine(SUITES["odd"](None)["squeeze and excite"], "fast", SETTING)
     assert verdict(row) == RIGHT
     assert (row.goal, row.form, row.fell_back, row.setting) == ("half", "class", False, SETTING)
@@ -156,6 +156,14 @@ def test_a_method_is_called_as_users_call_it(monkeypatch):
     assert row.error < 1
     assert row.memory == 30
     assert set(row.seconds) == {"trace", "prune", "total"}
+
+
+def test_networks_and_inputs_are_drawn_on_the_cpu_and_lie_where_they_run():
+    here = SUITES["odd"](None)["two inputs"]
+    there = dataclasses.replace(here, device="meta")
+    assert {tensor.device.type for tensor in there.build().state_dict().values()} == {"meta"}
+    assert [tensor.device.type for batch in there.batches(3, 2) for tensor in batch] == ["meta"] * 4
+    assert [tensor.shape for tensor in there.example(2)] == [tensor.shape for tensor in here.example(2)]
 
 
 def test_where_counts_of_macs_differ_torchs_is_told_by_operation():
