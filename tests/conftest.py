@@ -24,6 +24,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
+def _random_numbers_start_alike():
+    """What a test draws does not depend on the tests that ran before it in the same process."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def _gradients_stay_on():
     """A test that leaves them off would fail another one."""
     yield

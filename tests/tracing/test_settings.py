@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 import recoup
 from recoup.errors import CaptureError, LockedError, UsageError, VerificationError
@@ -151,3 +152,49 @@ def test_a_config_that_does_not_fit_is_refused():
     result = recoup.prune(build(), batches(), widths={"blocks.0.up": 7}, method="fast")
     with pytest.raises(VerificationError, match="built again from its config"):
         rebuilt(result.model)
+
+
+class Sampled(nn.Module):
+    """Reads a stream as wide as its heads together; `width` counts the places of the heads, and not the stream's."""
+
+    def __init__(self):
+        super().__init__()
+        self.width, self.heads = 16, 2
+        self.first = nn.Linear(6, 16)
+        self.value, self.gate, self.out = nn.Linear(16, 16), nn.Linear(16, 2), nn.Linear(16, 3)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        value = self.value(x).view(*x.shape[:2], self.heads, self.places(x))
+        return self.out((value * self.gate(x).softmax(-1)[..., None]).flatten(2))
+
+    def places(self, _):
+        return self.width // self.heads
+
+
+class Stretched(Sampled):
+    """Takes the stream's size for that of its heads together."""
+
+    def places(self, x):
+        return x.shape[-1] // self.heads
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("keep_class", [None, True])
+def test_a_number_follows_the_one_of_two_groups_as_wide_that_the_code_means(nested, keep_class):
+    torch.manual_seed(0)
+    network, data = Sampled(), [torch.randn(60, 5, 6)]
+    model, inner = (nn.Sequential(network), "0.") if nested else (network, "")
+    chosen = {f"{inner}first": 13, f"{inner}value": 3}
+    smaller = recoup.prune(model.eval(), data, widths=chosen, method="fast", keep_class=keep_class).model
+    assert type(smaller) is type(model)
+    assert smaller.get_submodule(inner.rstrip(".")).width == 6
+
+
+def test_code_that_reads_the_size_of_another_group_is_not_taken_for_code_that_follows():
+    torch.manual_seed(0)
+    network, data = Stretched().eval(), [torch.randn(60, 5, 6)]
+    whole = {group.name for group in recoup.trace(network, data[0], keep_class=True).structure.groups if not group.free}
+    assert {"first", "value"} <= whole
+    result = recoup.prune(network, data, widths={"first": 13, "value": 3}, method="fast")
+    assert result.report.proof.difference < 1e-10

@@ -28,15 +28,13 @@ from recoup.operators.names import operation_name
 from recoup.surgery.apply import apply, bare_plan, hollow
 from recoup.surgery.resize import Resized, resize
 from recoup.surgery.verify import verify
+from recoup.tracing.trials import TARGETS, sample_cut, trial_counts
 
 # What is said of a group that is locked for the sake of the class.
 BREAKS = "cutting it breaks the model's own code"
-_Cut: TypeAlias = Callable[[Group], Tensor]
+_Cut: TypeAlias = Callable[[Group, int], Tensor]
 _Units: TypeAlias = tuple[tuple[Group, ...], ...]
 _Test: TypeAlias = "Callable[[tuple[Group, ...]], _Departure | None]"
-
-# Cuts to try: the first mostly changes every number there is; chunks and slices may fit it by chance.
-CUTS = 3
 
 
 def why_class_fails(
@@ -105,10 +103,10 @@ def _last_of_one_place(model: nn.Module, ran: dict[str, None]) -> str | None:
 
 
 def runs_as_cut(model: nn.Module, batch: BatchCapture, structure: Structure, layouts: Mapping[str, Any]) -> bool:
-    """Whether the model's own code, with all its groups cut, runs the graph that this ought to give."""
+    """Whether the model's own code, with all its groups cut, runs the graphs that this ought to give."""
     ways = {node.name: layouts.get(node.name) for node in batch.one.graph.nodes}
-    keep = sample_cut(structure, 0)
-    return _departure(model, batch, structure, keep, resize(batch.one, ways, keep)) is None
+    cuts = telling_cuts(batch.one, structure, ways)
+    return all(_departure(model, batch, structure, keep, expected) is None for keep, expected in cuts)
 
 
 def _other_constant(captured: Captured, actual: Captured) -> str | None:
@@ -124,32 +122,18 @@ def _other_constant(captured: Captured, actual: Captured) -> str | None:
 def telling_cuts(
     captured: Captured, structure: Structure, layouts: Mapping[str, Any]
 ) -> Iterator[tuple[Tensor, Resized]]:
-    """A few cuts under which every number of the graph changes that any of them changes; mostly the first will do."""
+    """A few cuts under which every number of the graph changes that any of them changes; mostly the first will do.
+
+    All of them where numbers of modules are to follow: one may fit a single cut by chance.
+    """
     seen: set[tuple[str, int]] = set()
-    for number in range(CUTS):
+    for number in range(len(TARGETS)):
         keep = sample_cut(structure, number)
         resized = resize(captured, layouts, keep)
         changed = _changed_numbers(captured, resized)
-        if changed - seen or number == 0 or not resized.is_plain:
+        if changed - seen or number == 0 or not resized.is_plain or structure.numbers:
             yield keep, resized
         seen |= changed
-
-
-def sample_cut(structure: Structure, number: int) -> Tensor:
-    """A cut of every prunable group by a third, to an odd number if it can be: at random, in front, at the end."""
-    generator = torch.Generator().manual_seed(0)
-    keep = structure.keep_all()
-    for group in structure.prunable:
-        count = group.step * max(1, group.free // group.step // 3)
-        if count < group.free - group.step and (group.width - count) % 2 == 0:
-            count += group.step
-        order = (
-            torch.randperm(group.free, generator=generator),
-            torch.arange(group.free),
-            torch.arange(group.free).flip(0),
-        )
-        keep[group.start + group.free_in_turn(order[number])[:count]] = False
-    return structure.refill(keep, torch.arange(structure.width))
 
 
 def _changed_numbers(captured: Captured, resized: Resized) -> set[tuple[str, int]]:
@@ -205,7 +189,7 @@ class _Attempt:
 
         The graphs of all cuts are compared before the first cut model is run, which takes longer.
         """
-        tests = ((look, cut) for look in (self._look, self._run) for cut in (_random_half, _first, _last))
+        tests = ((look, cut) for look in (self._look, self._run) for cut in (_at_random, _first, _last))
         found = (self._culprits(self.structure.units, partial(look, cut)) for look, cut in tests)
         return next((culprits for culprits in found if culprits), {})
 
@@ -244,9 +228,9 @@ class _Attempt:
         return tuple(unit for unit in units if any(bool(seen[group.channels].any()) for group in unit))
 
     def _keep(self, groups: tuple[Group, ...], cut: _Cut) -> Tensor:
-        keep = self.structure.keep_all()
+        keep, counts = self.structure.keep_all(), trial_counts(self.structure)
         for group in groups:
-            keep[group.start + cut(group)] = False
+            keep[group.start + cut(group, counts[group.name])] = False
             keep = self.structure.refill(keep, torch.arange(group.start, group.start + group.width))
         return keep
 
@@ -266,17 +250,17 @@ class _Attempt:
         return None
 
 
-def _random_half(group: Group) -> Tensor:
+def _at_random(group: Group, count: int) -> Tensor:
     order = torch.randperm(group.free, generator=torch.Generator().manual_seed(0))
-    return group.free_in_turn(order)[: group.step * max(1, group.free // group.step // 2)]
+    return group.free_in_turn(order)[:count]
 
 
-def _first(group: Group) -> Tensor:
+def _first(group: Group, _: int) -> Tensor:
     """An odd count, and every index behind it moves: what a slice or a chunk in the code does not follow."""
     return group.free_in_turn()[: group.step]
 
 
-def _last(group: Group) -> Tensor:
+def _last(group: Group, _: int) -> Tensor:
     return group.free_in_turn(torch.arange(group.free).flip(0))[: group.step]
 
 

@@ -43,29 +43,38 @@ class Candidate:
 
 def with_followers(structure: Structure, model: nn.Module) -> list[Structure]:
     """The structure with numbers that follow, in the order in which to try them; without any at the end."""
-    candidates = list(_candidates(structure, model))
+    found = _candidates(structure, model)
+    most = max(map(len, found.values()), default=0)
+    # A number may be in proportion to one group or to another, as `d_model` is in a layer from one stream to another.
+    choices = [[several[min(place, len(several) - 1)] for several in found.values()] for place in range(most)]
+    tried = {tuple(c.number for c in some): None for choice in choices for some in _subsets(choice)}
+    return [replace(structure, numbers=numbers) for numbers in (*filter(None, tried), ())]
+
+
+def _subsets(candidates: list[Candidate]) -> Iterator[list[Candidate]]:
+    """Those without doubt first, then some that are in doubt, then all."""
     names = dict.fromkeys(candidate.name for candidate in candidates if candidate.doubt is Doubt.EXTENT)
     upto = [[c for c in candidates if c.doubt <= doubt] for doubt in Doubt]
     counts = [[c for c in candidates if c.doubt <= Doubt.SIZE or c.name == name] for name in names]
-    tried = {tuple(c.number for c in some): None for some in (*upto[:2], *counts, *upto[2:], [])}
-    return [replace(structure, numbers=numbers) for numbers in tried]
+    yield from (*upto[:2], *counts, *upto[2:])
 
 
-def _candidates(structure: Structure, model: nn.Module) -> Iterator[Candidate]:
-    found: dict[str, Candidate] = {}
+def _candidates(structure: Structure, model: nn.Module) -> dict[str, list[Candidate]]:
+    """By setting, one for each group that it may follow."""
+    found: dict[str, list[Candidate]] = {}
     for group in structure.prunable:
         low, high = group.start, group.start + group.width
         sites = [site for site in structure.sites if bool(((site.channel_of >= low) & (site.channel_of < high)).any())]
         for owner in dict.fromkeys(name for site in sites for name in _owners(site)):
             for candidate in _of_module(structure, model, owner, sites, group.name, group.width):
-                found.setdefault(candidate.number.setting, candidate)
-    yield from found.values()
+                found.setdefault(candidate.number.setting, []).append(candidate)
+    return found
 
 
 def _owners(site: Site) -> tuple[str, ...]:
     """The layer that has a tensor, and the module around it."""
     layer = site.tensor.rpartition(".")[0]
-    return (layer, layer.rpartition(".")[0]) if "." in layer else (layer,)
+    return (layer, layer.rpartition(".")[0])
 
 
 def _of_module(
