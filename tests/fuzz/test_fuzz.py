@@ -193,10 +193,26 @@ def test_errors_that_are_not_ours_are_found_and_ours_are_counted(monkeypatch):
     assert (refused.end, refused.refused) == ("refused", "LockedError: nothing")
 
 
-def test_a_case_that_hangs_is_found(monkeypatch):
-    monkeypatch.setattr(laws, "SECONDS", 1)
-    monkeypatch.setattr(recoup, "prune", lambda *args, **options: time.sleep(5))
+def compute(*args, **options):
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(("limit", "hang"), [("LONGEST", lambda *args, **options: time.sleep(9)), ("SECONDS", compute)])
+def test_a_case_that_hangs_is_found(monkeypatch, limit, hang):
+    monkeypatch.setattr(laws, limit, 3)
+    monkeypatch.setattr(recoup, "prune", hang)
     assert list(check(Case((CONV,), cut="width")).broken) == ["hang"]
+
+
+def test_a_case_that_has_to_wait_for_the_processor_does_not_hang(monkeypatch):
+    def wait(*args, **options):
+        time.sleep(5)
+        raise LockedError("nothing")
+
+    monkeypatch.setattr(laws, "SECONDS", 4)
+    monkeypatch.setattr(recoup, "prune", wait)
+    assert not check(Case((CONV,), cut="width")).broken
 
 
 # Comparing
