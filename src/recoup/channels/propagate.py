@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from recoup.graph.capture import Captured, module_path
 from recoup.graph.code import code_line
+from recoup.graph.index_numbers import index_numbers
 from recoup.graph.memory import memory_of
 from recoup.graph.runner import arguments, call
 from recoup.graph.usage import written_tensors
@@ -34,10 +35,12 @@ def propagate(captured: Captured, *, sizes_stay: bool = False, frees_norms: bool
     """Follow labels from the inputs to the outputs; what reaches an output is locked."""
     constraints = Constraints(sizes_stay=sizes_stay, frees_norms=frees_norms)
     values: dict[fx.Node, Any] = {}
-    moving = written_tensors(captured)
+    moving, numbers = written_tensors(captured), index_numbers(captured)
     for node in captured.graph.nodes:
         if node.op == "placeholder":
             values[node] = _placeholder(node, captured, moving)
+        elif node.name in numbers:
+            values[node] = _referred(node.name, numbers[node.name])
         elif node.op == "call_function":
             values[node] = _compressed(_follow(node, values, constraints))
             constraints.at = constraints.line = ""
@@ -46,6 +49,13 @@ def propagate(captured: Captured, *, sizes_stay: bool = False, frees_norms: bool
         elif node.op == "output":
             fx.node.map_arg(node.args, lambda result: _lock_output(values[result], constraints))
     return Propagated(constraints, {node.name: value for node, value in values.items()})
+
+
+def _referred(name: str, value: Any) -> Any:
+    """Numbers that the code computes as if they were stored under a name."""
+    if isinstance(value, Tensor):
+        return TensorRef(name, value)
+    return [_referred(name, part) for part in value]
 
 
 def shape_of(value: Any) -> Any:
