@@ -53,6 +53,24 @@ def test_the_operation_and_its_line_are_named(body, name, expected):
     assert expected.format(line) in group.reasons
 
 
+def test_a_grouped_convolution_that_ties_is_named():
+    class Merged(nn.Module):
+        """Each part of the second convolution reads all channels of the first."""
+
+        def __init__(self):
+            super().__init__()
+            self.a, self.merge, self.c = nn.Conv2d(3, 8, 1), nn.Conv2d(16, 8, 1, groups=2), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x):
+            a = self.a(x)
+            return self.c(self.merge(torch.cat([a.tanh(), a.relu()], 1)))
+
+    structure = trace(Merged().eval(), torch.randn(2, 3, 4, 4)).structure
+    (group,) = [group for group in structure.groups if "a" in group.producers]
+    line = Merged.forward.__code__.co_firstlineno + 2
+    assert group.reasons == (f"conv2d in merge (test_ties.py:{line}) ties its channels into one",)
+
+
 def test_a_layer_of_one_channel_says_so_and_what_is_coupled_only_says_nothing():
     single = trace(Between(added, width=1, after=1).eval(), torch.randn(2, 3, 4, 4)).structure.groups[0]
     assert single.reasons == ("its layers make a single channel",)

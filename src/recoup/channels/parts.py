@@ -102,6 +102,7 @@ def _tie(whole: Sequence[Grouped], constraints: Constraints) -> bool:
     """Inputs and outputs of a part go together; whether there was anything to tie."""
     for grouped in whole:
         constraints.grouped.remove(grouped)
+        constraints.at = grouped.site
         constraints.tie(torch.cat([grouped.inputs, grouped.outputs], dim=1), grouped.reason)
     return bool(whole)
 

@@ -88,7 +88,7 @@ class Grouped:
     The rows of the weight are its outputs, those of a `transposed` one its inputs.
 
     Whole parts may go, inputs with outputs, or the same number of channels in every part. Which it is stays open until
-    all uses are known; `reason` is for channels that stay because whole parts go.
+    all uses are known; `reason` is for channels that stay because whole parts go, `site` names the convolution.
     """
 
     weight: str
@@ -96,6 +96,7 @@ class Grouped:
     inputs: Tensor
     outputs: Tensor
     reason: str
+    site: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -297,7 +298,8 @@ class Constraints:
                 return known.outputs.flatten()
         self.blocks.append(Block(self.count, count, weight))
         outputs = self.fresh(count)
-        self.grouped.append(Grouped(weight, transposed, inputs, outputs.view(len(inputs), -1), reason))
+        parts = outputs.view(len(inputs), -1)
+        self.grouped.append(Grouped(weight, transposed, inputs, parts, reason, self.located(self.at)))
         return outputs
 
     def are_made(self, labels: Tensor) -> bool:
