@@ -31,6 +31,13 @@ class Block(nn.Module):
         return self.b(torch.tanh(self.between(self, self.grouped(h))))
 
 
+class Twice(nn.Module):
+    """Its input beside what it makes of it: two parts of the same channels."""
+
+    def forward(self, x):
+        return torch.cat([x, x.relu()], 1)
+
+
 def pictures(count=60):
     return torch.randn(count, 3, 6, 6, generator=torch.Generator().manual_seed(1)).double()
 
@@ -95,9 +102,37 @@ def test_a_group_may_be_divided_in_several_ways(between, expected):
     assert all(row.after == row.before / 2 for row in result.report.groups if row.name in expected)
 
 
-def test_divisions_that_do_not_fit_each_other_leave_whole_parts():
-    """Two parts of 36 and three of 24 have no common division into equal cells; all that they hold is one channel."""
-    assert sizes(built(outputs=72, between=lambda m, h: m.again(h), again=nn.Conv2d(72, 72, 1, groups=3))) == {}
+def test_what_divisions_that_do_not_fit_each_other_share_stays_and_the_rest_is_free():
+    """Two parts of 36 and three of 24 have no common division into equal cells; whole parts would be one channel."""
+    model = built(outputs=72, between=lambda m, h: m.again(h), again=nn.Conv2d(72, 72, 1, groups=3))
+    assert sizes(model) == {"a": (16, 16, 2), "again": (72, 72, 3)}
+    result = recoup.prune(model, [pictures()], widths={"a": 6, "again": 36}, method="fast")
+    assert result.report.proof.difference < 1e-10
+
+
+def test_whole_parts_go_where_more_can_go_so():
+    """Two parts of 8 within the first of four of 16: parts can go but the first, which is all that `again` reads."""
+
+    def between(m, h):
+        return torch.cat([m.again(h[:, :16]), h[:, 16:]], 1)
+
+    model = built(4, 16, 64, between, again=nn.Conv2d(16, 16, 1, groups=2))
+    assert sizes(model) == {"a": (4, 3, 1), "again": (16, 16, 2)}
+
+
+@pytest.mark.parametrize("keep_class", [None, False])
+def test_what_all_parts_share_goes_as_if_there_were_none(keep_class):
+    model = built(2, 16, 24)
+    model.grouped = nn.Conv2d(32, 24, 3, padding=1, groups=2).double()
+    model.norm = nn.Sequential(model.norm, Twice())
+    assert sizes(model, keep_class=bool(keep_class)) == {"a": (16, 16, 1), "grouped": (24, 24, 2)}
+    with torch.no_grad():
+        for tensor in (model.a.weight, model.a.bias, *list(model.norm[0].state_dict().values())[:4]):
+            tensor[8:] = tensor[:8]
+    found = recoup.prune(model, [pictures()], widths={"a": 8}, method=EXACT, keep_class=keep_class)
+    assert found.report.proof.difference < 1e-10
+    assert (found.model.get_submodule("grouped").groups, found.plan.keep["a"].sum()) == (2, 8)
+    torch.testing.assert_close(found.model(pictures(5)), model(pictures(5)), rtol=1e-6, atol=1e-6)
 
 
 def test_a_weight_that_is_read_elsewhere_loses_whole_parts():

@@ -4,6 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from recoup.channels.parts import settled
+from recoup.channels.propagate import propagate
+from recoup.graph.capture import capture
+from recoup.inputs.batches import inputs_of
+from recoup.inputs.samples import sampled_call
 from recoup.tracing.trace import trace
 
 
@@ -53,22 +58,29 @@ def test_the_operation_and_its_line_are_named(body, name, expected):
     assert expected.format(line) in group.reasons
 
 
-def test_a_grouped_convolution_that_ties_is_named():
-    class Merged(nn.Module):
-        """Each part of the second convolution reads all channels of the first."""
+class Merged(nn.Module):
+    """A grouped convolution of two parts reads what a body makes of eight channels."""
 
-        def __init__(self):
-            super().__init__()
-            self.a, self.merge, self.c = nn.Conv2d(3, 8, 1), nn.Conv2d(16, 8, 1, groups=2), nn.Conv2d(8, 4, 1)
+    def __init__(self, body, inputs, parts=2):
+        super().__init__()
+        self.body, self.a, self.c = body, nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+        self.merge = nn.Conv2d(inputs, 8, 1, groups=parts)
 
-        def forward(self, x):
-            a = self.a(x)
-            return self.c(self.merge(torch.cat([a.tanh(), a.relu()], 1)))
+    def forward(self, x):
+        return self.c(self.merge(self.body(self.a(x))))
 
-    structure = trace(Merged().eval(), torch.randn(2, 3, 4, 4)).structure
-    (group,) = [group for group in structure.groups if "a" in group.producers]
-    line = Merged.forward.__code__.co_firstlineno + 2
-    assert group.reasons == (f"conv2d in merge (test_ties.py:{line}) ties its channels into one",)
+
+def test_a_grouped_convolution_names_what_it_ties_and_what_it_holds():
+    line = Merged.forward.__code__.co_firstlineno + 1
+    example = torch.randn(2, 3, 4, 4)
+    model = Merged(torch.relu, 8, parts=4).eval()
+    constraints = propagate(capture(model, sampled_call(inputs_of(example, model)).one)).constraints
+    settled(constraints, frozenset())
+    assert f"conv2d in merge (test_ties.py:{line})" in {coupling.site for coupling in constraints.couplings}
+    structure = trace(Merged(lambda a: torch.cat([a[:, :6], a[:, 2:]], 1), 12).eval(), example).structure
+    uneven = f"conv2d in merge (test_ties.py:{line}) divides it into groups that cannot lose equally many"
+    assert structure.group("a").reasons == (uneven,)
+    assert (structure.group("merge").free, structure.group("merge").step) == (8, 2)
 
 
 def test_a_layer_of_one_channel_says_so_and_what_is_coupled_only_says_nothing():

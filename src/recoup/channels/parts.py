@@ -3,7 +3,8 @@
 A part is what one group of the convolution reads, or what it makes. Where whole parts go, all channels of a part are
 tied, its inputs to its outputs. Where every part keeps as many channels, each its own, inputs and outputs go by
 themselves. Channels that several convolutions divide in different ways are divided into cells, the finest division:
-if every cell keeps as many channels, so does every part that consists of cells.
+if every cell keeps as many channels, so does every part that consists of cells. Channels that all parts have divide
+nothing. What cannot be divided evenly goes by whole parts, or stays: whichever leaves more that can go.
 
 Pieces of equal size, as a chunk in the code makes them, are such parts too, where the code cannot be told other sizes.
 Where they cannot be parts, they are left to the test that a model's own code has to pass.
@@ -11,8 +12,9 @@ Where they cannot be parts, they are left to the test that a model's own code ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +27,62 @@ from recoup.labels.constraints import Constraints, Grouped
 def settled(constraints: Constraints, shared: frozenset[str]) -> Resolution:
     """The final channels: rectangles, and parts that go whole or evenly; whole where a weight is `shared`."""
     _tie([grouped for grouped in constraints.grouped if grouped.weight in shared], constraints)
-    _tie(_going_whole(constraints, resolution(constraints)), constraints)
-    while True:
-        state = make_rectangular(constraints)
-        constraints.pieces = _even_pieces(constraints, state)
-        if not _tie(_going_whole(constraints, state) or _uneven(constraints, state), constraints):
-            return state
+    state = resolution(constraints)
+    _tie([g for g in constraints.grouped if _goes_whole(g, state) and not _cannot_go_evenly(g, state)], constraints)
+    best = _Trial(_copied(constraints), _tie)
+    if best.run():
+        held = _Trial(_copied(constraints), _hold)
+        held.run()
+        best = max(best, held, key=lambda trial: trial.score)
+    for name in _WRITTEN:
+        setattr(constraints, name, getattr(best.constraints, name))
+    return best.state
+
+
+# What settling adds to, or takes from.
+_WRITTEN = ("couplings", "locks", "grouped", "meetings", "pieces")
+
+
+def _copied(constraints: Constraints) -> Constraints:
+    fresh: dict[str, Any] = {name: list(getattr(constraints, name)) for name in _WRITTEN}
+    return replace(constraints, **fresh)
+
+
+@dataclass(slots=True, eq=False)
+class _Trial:
+    """One way to settle: what does not divide evenly is tied into whole parts, or it stays (`do`)."""
+
+    constraints: Constraints
+    do: Callable[[Sequence[Grouped], Constraints], None]
+    state: Resolution = field(init=False)
+
+    def run(self) -> bool:
+        """Settle; whether there was anything that does not divide evenly."""
+        was_uneven = False
+        while True:
+            self.state = state = make_rectangular(self.constraints)
+            self.constraints.pieces = _even_pieces(self.constraints, state)
+            whole = [grouped for grouped in self.constraints.grouped if _goes_whole(grouped, state)]
+            uneven = [g for g in whole if _cannot_go_evenly(g, state)] or _uneven(self.constraints, state)
+            if plain := [grouped for grouped in whole if grouped not in uneven]:
+                _tie(plain, self.constraints)
+            elif uneven:
+                was_uneven = True
+                self.do(uneven, self.constraints)
+            else:
+                return was_uneven
+
+    @property
+    def score(self) -> float:
+        """How much of what layers make can go, if of every group all goes but one channel."""
+        made = [torch.arange(block.start, block.start + block.count) for block in self.constraints.blocks]
+        labels = torch.cat([*made, torch.zeros(0, dtype=torch.long)])
+        channels, group = self.state.open(labels), groups_of(self.constraints, self.state)[labels]
+        score = 0.0
+        for number in group[channels >= 0].unique():
+            free = channels[(group == number) & (channels >= 0)]
+            score += len(free) * (1 - 1 / len(free.unique()))
+        return score
 
 
 def groups_of(constraints: Constraints, state: Resolution) -> Tensor:
@@ -98,24 +150,39 @@ def gathered(dense: Tensor, parts: int) -> Tensor:
     return blocks[each, :, each].flatten(0, 1)
 
 
-def _tie(whole: Sequence[Grouped], constraints: Constraints) -> bool:
-    """Inputs and outputs of a part go together; whether there was anything to tie."""
+def _tie(whole: Sequence[Grouped], constraints: Constraints) -> None:
+    """Inputs and outputs of a part go together."""
     for grouped in whole:
         constraints.grouped.remove(grouped)
         constraints.at = grouped.site
         constraints.tie(torch.cat([grouped.inputs, grouped.outputs], dim=1), grouped.reason)
-    return bool(whole)
 
 
-def _going_whole(constraints: Constraints, state: Resolution) -> list[Grouped]:
-    return [grouped for grouped in constraints.grouped if _goes_whole(grouped, state)]
+def _hold(uneven: Sequence[Grouped], constraints: Constraints) -> None:
+    """What cannot lose equally many of every part stays."""
+    for grouped in uneven:
+        state = resolution(constraints)
+        for side in (grouped.inputs, grouped.outputs):
+            if not _loses_evenly(side, constraints, state):
+                constraints.lock(side, f"{grouped.site} divides it into groups that cannot lose equally many")
+
+
+def _loses_evenly(side: Tensor, constraints: Constraints, state: Resolution) -> bool:
+    channels = state.open(side)
+    group, cell = groups_of(constraints, state), cells_of(constraints, state)
+    return _is_common(channels) or (_is_even(channels) and _divides(group, cell, state, int(channels.max())))
+
+
+def _cannot_go_evenly(grouped: Grouped, state: Resolution) -> bool:
+    """Whether parts of what it reads, or of what it makes, differ in their channels, or share some."""
+    return not (_is_even(state.open(grouped.inputs)) and _is_even(state.open(grouped.outputs)))
 
 
 def _goes_whole(grouped: Grouped, state: Resolution) -> bool:
     """Whether whole parts are to go, which are the finer steps: there are more of them than channels in one."""
-    inputs, outputs = state.open(grouped.inputs), state.open(grouped.outputs)
-    if not (_is_even(inputs) and _is_even(outputs)):
+    if _cannot_go_evenly(grouped, state):
         return True
+    inputs, outputs = state.open(grouped.inputs), state.open(grouped.outputs)
     size, is_free = max(_different(inputs), _different(outputs)), (torch.cat([inputs, outputs], dim=1) >= 0).all(dim=1)
     return size < 2 or (bool(is_free.any()) and size < len(inputs))
 
@@ -125,8 +192,16 @@ def _different(channels: Tensor) -> int:
     return int((channels[0].unique() >= 0).sum())
 
 
+def _is_common(channels: Tensor) -> bool:
+    """Whether every part (parts, n) has the same channels: whatever goes, each loses as many."""
+    rows = channels.sort(dim=1).values
+    return bool((rows == rows[:1]).all())
+
+
 def _is_even(channels: Tensor) -> bool:
-    """Whether every part (parts, n) has as many channels, each at as many places, and none is in two parts."""
+    """Whether every part (parts, n) has as many channels, each at as many places, and none is in two parts, or all."""
+    if _is_common(channels):
+        return True
     rows = [row[row >= 0].unique(return_counts=True) for row in channels]
     times = torch.cat([counts for _, counts in rows])
     is_apart = len(torch.cat([names for names, _ in rows]).unique()) == len(times)
@@ -140,7 +215,7 @@ def _uneven(constraints: Constraints, state: Resolution) -> list[Grouped]:
         grouped
         for grouped in constraints.grouped
         for channels in (state.open(grouped.inputs), state.open(grouped.outputs))
-        if bool((channels >= 0).any()) and not _divides(group, cell, state, int(channels.max()))
+        if not _is_common(channels) and not _divides(group, cell, state, int(channels.max()))
     ][:1]
 
 
@@ -170,5 +245,6 @@ def _sides(constraints: Constraints, state: Resolution) -> Iterator[tuple[Tensor
     divided = [labels for grouped in constraints.grouped for labels in (grouped.inputs, grouped.outputs)]
     for labels in (*divided, *constraints.pieces):
         channels = state.open(labels)
-        number = torch.arange(1, len(labels) + 1)[:, None].expand_as(channels)
-        yield number.flatten(), channels.flatten()
+        if not _is_common(channels):
+            number = torch.arange(1, len(labels) + 1)[:, None].expand_as(channels)
+            yield number.flatten(), channels.flatten()
