@@ -8,6 +8,7 @@ from torch import nn
 
 import recoup
 from recoup import Budget, errors
+from recoup.artefact.files import FORMAT
 from tests.hostile.artefact_folders import rehash
 from tests.zoo import ZOO
 
@@ -246,7 +247,7 @@ def test_missing_and_corrupt_files_are_named(saved, model, name):
         recoup.load(folder, model)
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"format": 4, "keep": 3}'])
+@pytest.mark.parametrize("content", ["[]", "{}", json.dumps({"format": FORMAT, "keep": 3})])
 def test_json_that_is_no_plan(saved, model, content):
     _, folder = saved
     (folder / "plan.json").write_text(content)
@@ -260,7 +261,7 @@ def test_a_plan_of_another_format(saved, model):
     plan = json.loads((folder / "plan.json").read_text())
     (folder / "plan.json").write_text(json.dumps({**plan, "format": 99}))
     rehash(folder)
-    with pytest.raises(errors.ArtefactError, match="has format 99, this version reads 4"):
+    with pytest.raises(errors.ArtefactError, match=f"has format 99, this version reads {FORMAT}"):
         recoup.load(folder, model)
 
 

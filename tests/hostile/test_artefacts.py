@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import recoup
+from recoup.artefact.files import FORMAT
 from recoup.artefact.graph_json import _checks
 from recoup.artefact.schema import MisfitError
 from recoup.errors import ArtefactError
@@ -135,7 +136,7 @@ TRICKS = {
         ),
         "should be one that leaves parameters alone",
     ),
-    "format": (lambda g, m: g.update(format=2), "has format 2, this version reads 4"),
+    "format": (lambda g, m: g.update(format=2), f"has format 2, this version reads {FORMAT}"),
     "no output": (lambda g, m: g["nodes"].pop(), "output for the last node"),
     "fewer outputs": (lambda g, m: g.update(outputs={"tuple": ["*"]}), "a leaf for each result"),
     "fewer inputs": (
@@ -290,7 +291,9 @@ def test_a_file_too_few_and_one_too_many(layered):
 
 def test_a_folder_of_an_earlier_version(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({"format": 2, "recoup": "0.2.0"}))
-    with pytest.raises(ArtefactError, match=r"has format 2, this version reads 4. Install the version .* \(0.2.0\)"):
+    with pytest.raises(
+        ArtefactError, match=rf"has format 2, this version reads {FORMAT}. Install the version .* \(0.2.0\)"
+    ):
         recoup.load(tmp_path, nn.Linear(1, 1))
 
 

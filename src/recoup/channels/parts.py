@@ -29,11 +29,11 @@ def settled(constraints: Constraints, shared: frozenset[str]) -> Resolution:
     _tie([grouped for grouped in constraints.grouped if grouped.weight in shared], constraints)
     state = resolution(constraints)
     _tie([g for g in constraints.grouped if _goes_whole(g, state) and not _cannot_go_evenly(g, state)], constraints)
-    best = _Trial(_copied(constraints), _tie)
+    best = _Settling(_copied(constraints), _tie)
     if best.run():
-        held = _Trial(_copied(constraints), _hold)
+        held = _Settling(_copied(constraints), _hold)
         held.run()
-        best = max(best, held, key=lambda trial: trial.score)
+        best = max(best, held, key=lambda settling: settling.score)
     for name in _WRITTEN:
         setattr(constraints, name, getattr(best.constraints, name))
     return best.state
@@ -49,7 +49,7 @@ def _copied(constraints: Constraints) -> Constraints:
 
 
 @dataclass(slots=True, eq=False)
-class _Trial:
+class _Settling:
     """One way to settle: what does not divide evenly is tied into whole parts, or it stays (`do`)."""
 
     constraints: Constraints
