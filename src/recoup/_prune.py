@@ -188,15 +188,15 @@ def _prunable(model: nn.Module, example: Any, goal: Goal, terms: Terms) -> Trace
         LockedError: nothing can be pruned.
     """
     traced, call = traced_for(model, example, terms), inputs_of(example, model).to(device_of(model))
-    if terms.keep_class is None and traced.form is not None:
-        own = in_own_class(traced)
-        traced = own if class_is_enough(own, traced, goal.budget, goal.widths) else traced
+    own = in_own_class(traced) if terms.keep_class is None and traced.form is not None else None
     try:
+        if own is not None and class_is_enough(own, traced, goal.budget, goal.widths):
+            traced = own
         if traced.form is not None:
             entering(traced.form.host, call.args, call.kwargs)
     except (CaptureError, InputError) as error:
         warn(f"only what the model's own class holds is pruned: {error}")
-        traced = in_own_class(traced)
+        traced = in_own_class(traced) if own is None else own
     require_real_outputs(traced.standalone.original)
     if traced.idle:
         require_idle(traced.standalone.model, traced.idle, call)

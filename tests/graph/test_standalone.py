@@ -91,6 +91,9 @@ def test_numbers_that_do_not_follow_the_batch_leave_the_class_as_it_is(then):
         result = recoup.prune(model, [images()], budget=recoup.Budget(width=0.5), keep_class=False)
     assert type(result.model) is Shuffled
     assert result.model.a.out_channels == 8
+    for budget in (recoup.Budget(parameters=0.8), recoup.Budget(macs=0.8)):
+        with pytest.warns(recoup.RecoupWarning, match="only what the model's own class holds is pruned|paper's method"):
+            assert type(recoup.prune(model, [images()], budget=budget).model) is Shuffled
 
 
 def test_a_way_for_a_few_samples_only_is_left_for_that_of_many():

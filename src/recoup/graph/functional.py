@@ -48,6 +48,8 @@ def _is_view(node: fx.Node) -> bool:
     """Whether a value lies in the memory of its first operand; what had to be a copy, as `reshape` may, does not."""
     if not node.args or not isinstance(node.args[0], fx.Node) or not shares_memory(node):
         return False
+    if operation_name(node.target) == "getitem" and not _is_view(node.args[0]):
+        return False  # one of several results, such as the values of `topk`, that are new
     left, right = (_storage(value.meta.get("val")) for value in (node, node.args[0]))
     return left is None or right is None or left == right
 

@@ -36,7 +36,9 @@ def class_is_enough(own: Traced, every: Traced, budget: Budget | None, widths: M
 
 def _parts_kept(traced: Traced, budget: Budget) -> int:
     """The largest width of all groups alike that meets a budget, in parts; 0 if none does."""
-    structure, model = traced.structure, traced.host
+    structure = traced.structure
+    # A standalone form takes long to make, and its MACs are the same.
+    model = traced.standalone.model if budget.of == "macs" else traced.host
     whole = getattr(cost(structure, model), budget.of)
     low, high = 0, PARTS
     while low < high:
