@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from benchmarks.zoo import copies, magnitude, pruned
+from benchmarks.zoo.beyond.convolutional import with_places
 from benchmarks.zoo.beyond.making import of
 from benchmarks.zoo.child import examine
 from benchmarks.zoo.masking import masked
@@ -164,6 +165,14 @@ def test_networks_and_inputs_are_drawn_on_the_cpu_and_lie_where_they_run():
     assert {tensor.device.type for tensor in there.build().state_dict().values()} == {"meta"}
     assert [tensor.device.type for batch in there.batches(3, 2) for tensor in batch] == ["meta"] * 4
     assert [tensor.shape for tensor in there.example(2)] == [tensor.shape for tensor in here.example(2)]
+
+
+def test_layers_that_choose_their_inputs_choose_different_ones():
+    model = nn.Linear(2, 2)
+    model.register_buffer("index", torch.zeros(6, dtype=torch.long))
+    model.register_buffer("other", torch.zeros(6, dtype=torch.long))
+    assert with_places(model).index.sort().values.tolist() == list(range(6))
+    assert not model.other.any()
 
 
 def test_where_counts_of_macs_differ_torchs_is_told_by_operation():

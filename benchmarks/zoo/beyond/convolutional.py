@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import torch
+from torch import nn
+
 from benchmarks.zoo.beyond.making import of
 from benchmarks.zoo.reading import images
 from benchmarks.zoo.spec import Spec
@@ -71,7 +76,19 @@ DENSE = {
 
 
 def _pytorchcv(name: str, size: int) -> Spec:
-    return of("pytorchcv.model_provider:get_model", images(size), name, size=size)
+    spec = of("pytorchcv.model_provider:get_model", images(size), name, size=size)
+    return dataclasses.replace(spec, factory=lambda: with_places(spec.factory()))
+
+
+def with_places(model: nn.Module) -> nn.Module:
+    """`model`, in which layers that choose their inputs by number choose different ones.
+
+    CondenseNet learns these numbers. In a fresh network all of them are 0: every layer would read one channel.
+    """
+    for name, buffer in model.named_buffers():
+        if name.rpartition(".")[2] == "index" and not buffer.is_floating_point() and not bool(buffer.any()):
+            buffer.copy_(torch.randperm(len(buffer)))
+    return model
 
 
 CONVOLUTIONAL = {name: _pytorchcv(name, size) for name, size in {**CLASSIFIERS, **DENSE}.items()}
