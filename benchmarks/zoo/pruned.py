@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from benchmarks.zoo.reach import locks_of, span_of
 from benchmarks.zoo.rows import LONGEST, CopiesRow, PrunedRow, Setting, brief
 from benchmarks.zoo.seconds import timed
 from benchmarks.zoo.spec import Spec
+from recoup.errors import BudgetError
 
 Watched = TypeVar("Watched", PrunedRow, CopiesRow)
 BATCH = 16  # samples of a calibration batch
@@ -52,17 +53,32 @@ def _examine(spec: Spec, method: str, setting: Setting, seconds: dict[str, float
     model, batches = spec.build(), spec.batches(setting.samples, BATCH)
     before = observe(model, spec.example(1), 1)
     row = PrunedRow("refused", setting=setting, macs=before.macs)
-    try:
-        with timed(seconds, "trace"):
-            traced = recoup.trace(model, batches[0])
-        locks, span = locks_of(traced.structure), span_of(traced)
-        row = replace(row, locked=locks.share, reasons=locks.reasons, goal=span.named)
-        budget = recoup.Budget(macs=span.goal / max(1, span.most))
+
+    def prune(budget: recoup.Budget) -> recoup.Result:
         with timed(seconds, "prune"):
-            result = recoup.prune(model, batches, budget=budget, method=method)
+            return recoup.prune(model, batches, budget=budget, method=method)
+
+    try:
+        row, budget = _aimed(row, model, batches[0], seconds, keep_class=False)
+        try:
+            result = prune(budget)
+        except BudgetError:  # what a standalone graph could lose is out of reach where none serves
+            row, budget = _aimed(row, model, batches[0], seconds, keep_class=True)
+            result = prune(budget)
     except recoup.RecoupError as error:
         return replace(row, why=brief(error))
     return _judged(result, model, spec, before, row)
+
+
+def _aimed(
+    row: PrunedRow, model: nn.Module, example: Any, seconds: dict[str, float], *, keep_class: bool
+) -> tuple[PrunedRow, recoup.Budget]:
+    """What is locked, and the goal that this leaves."""
+    with timed(seconds, "trace"):
+        traced = recoup.trace(model, example, keep_class=keep_class)
+    locks, span = locks_of(traced.structure), span_of(traced)
+    row = replace(row, locked=locks.share, reasons=locks.reasons, goal=span.named)
+    return row, recoup.Budget(macs=span.goal / max(1, span.most))
 
 
 def _judged(result: recoup.Result, model: nn.Module, spec: Spec, before: Observed, row: PrunedRow) -> PrunedRow:

@@ -167,6 +167,24 @@ def test_networks_and_inputs_are_drawn_on_the_cpu_and_lie_where_they_run():
     assert [tensor.shape for tensor in there.example(2)] == [tensor.shape for tensor in here.example(2)]
 
 
+def test_where_the_class_alone_serves_the_goal_is_half_way_to_what_it_can_lose():
+    class Fixed(nn.Module):
+        """Its code fixes the size of the wide layer, and the number of samples."""
+
+        def __init__(self):
+            super().__init__()
+            self.wide, self.narrow, self.head = nn.Linear(16, 64), nn.Linear(64, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            wide = self.wide(x).relu().view(int(x.shape[0] / 1.0), -1, 64)
+            return self.head(self.narrow(wide).relu())
+
+    spec = dataclasses.replace(SUITES["odd"](None)["gated linear unit"], factory=Fixed)
+    row = pruned.examine(spec, "fast", SETTING)
+    assert (row.result, row.goal, row.why, row.form) == ("pruned", "half way", "", "class")
+    assert 0.5 < row.kept < 0.9
+
+
 def test_layers_that_choose_their_inputs_choose_different_ones():
     model = nn.Linear(2, 2)
     model.register_buffer("index", torch.zeros(6, dtype=torch.long))
