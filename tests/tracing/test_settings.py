@@ -191,6 +191,29 @@ def test_a_number_follows_the_one_of_two_groups_as_wide_that_the_code_means(nest
     assert smaller.get_submodule(inner.rstrip(".")).width == 6
 
 
+def test_a_number_that_need_not_follow_stays():
+    class Deep(nn.Module):
+        """Returns a feature of the layer whose number it remembers, which is a width by chance."""
+
+        def __init__(self, width):
+            super().__init__()
+            self.feature = 6
+            self.a, self.b, self.c = nn.Linear(5, width), nn.Linear(width, width), nn.Linear(width, 4)
+
+        def forward(self, x):
+            found = []
+            for place, layer in enumerate((self.a, self.b, self.c)):
+                x = layer(x).relu()
+                found += [x] if place == self.feature else []
+            return [x, *found]
+
+    torch.manual_seed(0)
+    model, data = Deep(6).eval(), [torch.randn(60, 4, 5)]
+    for width in (5, 2, 1):
+        smaller = recoup.prune(model, data, widths={"a": width, "b": width}, method="fast").model
+        assert (type(smaller), smaller.feature) == (Deep, 6)
+
+
 def test_code_that_reads_the_size_of_another_group_is_not_taken_for_code_that_follows():
     torch.manual_seed(0)
     network, data = Stretched().eval(), [torch.randn(60, 5, 6)]

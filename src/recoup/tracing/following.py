@@ -3,7 +3,7 @@
 A whole number of a module is a candidate where it equals the number of a group's channels, or a size that the module's
 own tensors, or its children's, lose along with that group. Another size, one that stays, may be the same number: it
 cannot be told apart by looking. So nothing is believed: candidates are tried, and those stay under which the code,
-captured again, runs the graph that the cut ought to give.
+captured again, runs the graph that the cut ought to give. Where it does without any, none follows.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ class Candidate:
 
 
 def with_followers(structure: Structure, model: nn.Module) -> list[Structure]:
-    """The structure with numbers that follow, in the order in which to try them; without any at the end."""
+    """The structure without numbers that follow, then with more and more of them, in the order in which to try them.
+
+    A number that need not follow must not: it may be another one, of layers or of tokens, that is the same by chance.
+    """
     found = _candidates(structure, model)
     most = max(map(len, found.values()), default=0)
     # A number may be in proportion to one group or to another, as `d_model` is in a layer from one stream to another.
     choices = [[several[min(place, len(several) - 1)] for several in found.values()] for place in range(most)]
     tried = {tuple(c.number for c in some): None for choice in choices for some in _subsets(choice)}
-    return [replace(structure, numbers=numbers) for numbers in (*filter(None, tried), ())]
+    return [replace(structure, numbers=numbers) for numbers in dict.fromkeys([(), *tried])]
 
 
 def _subsets(candidates: list[Candidate]) -> Iterator[list[Candidate]]:

@@ -256,10 +256,12 @@ def _trace(given: Prepared, batch: BatchCapture, terms: Terms) -> Traced:
     structure, numbering, labels = _structure(captured, model, terms, sizes_stay=False)
     ways = layouts(labels, numbering, structure)
     structure = with_other_products(structure, ways, captured)
+    reasons = []
     for own in with_followers(without(structure, added), model):
-        reason = why_not_by_hand(own, by_hand) or why_class_fails(model, batch, own, ways, folded.names)
-        if reason is None:
+        reasons.append(why_not_by_hand(own, by_hand) or why_class_fails(model, batch, own, ways, folded.names))
+        if reasons[-1] is None:
             break
+    reason = None if reasons[-1] is None else reasons[0]
     form = Form(given, batch, captured, ways, added, reason)
     if reason is not None:
         return _traced(with_every_bias(structure), form, terms)
@@ -296,9 +298,8 @@ def _structure(
 
 
 def _followed(structure: Structure, model: nn.Module, runs: Callable[[Structure], bool]) -> Structure:
-    """The structure with the numbers that follow: those with which the code runs as it ought to."""
-    *tried, bare = with_followers(structure, model)
-    return next((own for own in tried if runs(own)), bare)
+    """The structure with the numbers that follow: the fewest with which the code runs as it ought to."""
+    return next((own for own in with_followers(structure, model) if runs(own)), structure)
 
 
 def _by_hand(captured: Captured) -> list[str]:
