@@ -19,7 +19,7 @@ def limit_memory(gibibytes: float) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 
-def peak_memory(device: str = "cpu") -> int:
+def peak_memory(device: str) -> int:
     """The most that this process had in memory at once so far, in MiB; on a GPU, in the memory of that."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated() // BYTES_PER_MIB

@@ -28,7 +28,7 @@ def settled(constraints: Constraints, shared: frozenset[str]) -> Resolution:
     """The final channels: rectangles, and parts that go whole or evenly; whole where a weight is `shared`."""
     _tie([grouped for grouped in constraints.grouped if grouped.weight in shared], constraints)
     state = resolution(constraints)
-    _tie([g for g in constraints.grouped if _goes_whole(g, state) and not _cannot_go_evenly(g, state)], constraints)
+    _tie([grouped for grouped in constraints.grouped if _goes_whole(grouped, state)], constraints)
     best = _Settling(_copied(constraints), _tie)
     if best.run():
         held = _Settling(_copied(constraints), _hold)
@@ -62,10 +62,11 @@ class _Settling:
         while True:
             self.state = state = make_rectangular(self.constraints)
             self.constraints.pieces = _even_pieces(self.constraints, state)
-            whole = [grouped for grouped in self.constraints.grouped if _goes_whole(grouped, state)]
-            uneven = [g for g in whole if _cannot_go_evenly(g, state)] or _uneven(self.constraints, state)
-            if plain := [grouped for grouped in whole if grouped not in uneven]:
-                _tie(plain, self.constraints)
+            every = self.constraints.grouped
+            uneven = [grouped for grouped in every if not _can_go_evenly(grouped, state)]
+            uneven = uneven or _uneven(self.constraints, state)
+            if whole := [grouped for grouped in every if grouped not in uneven and _goes_whole(grouped, state)]:
+                _tie(whole, self.constraints)
             elif uneven:
                 was_uneven = True
                 self.do(uneven, self.constraints)
@@ -173,15 +174,15 @@ def _loses_evenly(side: Tensor, constraints: Constraints, state: Resolution) -> 
     return _is_common(channels) or (_is_even(channels) and _divides(group, cell, state, int(channels.max())))
 
 
-def _cannot_go_evenly(grouped: Grouped, state: Resolution) -> bool:
-    """Whether parts of what it reads, or of what it makes, differ in their channels, or share some."""
-    return not (_is_even(state.open(grouped.inputs)) and _is_even(state.open(grouped.outputs)))
+def _can_go_evenly(grouped: Grouped, state: Resolution) -> bool:
+    """Whether parts of what it reads, and of what it makes, have as many channels: their own, or all the same."""
+    return _is_even(state.open(grouped.inputs)) and _is_even(state.open(grouped.outputs))
 
 
 def _goes_whole(grouped: Grouped, state: Resolution) -> bool:
-    """Whether whole parts are to go, which are the finer steps: there are more of them than channels in one."""
-    if _cannot_go_evenly(grouped, state):
-        return True
+    """Whether whole parts are to go though it could go evenly: there are more of them than channels in one."""
+    if not _can_go_evenly(grouped, state):
+        return False
     inputs, outputs = state.open(grouped.inputs), state.open(grouped.outputs)
     size, is_free = max(_different(inputs), _different(outputs)), (torch.cat([inputs, outputs], dim=1) >= 0).all(dim=1)
     return size < 2 or (bool(is_free.any()) and size < len(inputs))

@@ -7,7 +7,6 @@ that reads the size of one, as `x.shape[-1] // heads` does, would pass for code 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,14 +46,11 @@ def trial_counts(structure: Structure, number: int = 0) -> dict[str, int]:
     taken = {group.width: torch.zeros(group.width + 1, dtype=torch.long) for group in groups}
     for unit, group in zip(structure.units, groups, strict=True):
         alike, target = taken[group.width].tolist(), TARGETS[number] * group.free
-
-        def flaws(count: int, left: int = group.width, alike: list[int] = alike, target: float = target) -> Any:
-            return alike[left - count] + (left - count + 1) % 2, abs(count - target)
-
-        count = min(_possible(group), key=flaws)
+        left = ((group.width - count, count) for count in _possible(group))
+        *_, count = min((alike[kept] + (kept + 1) % 2, abs(count - target), count) for kept, count in left)
         counts |= dict.fromkeys((member.name for member in unit), count)
-        for width, others in taken.items():
-            _mark(others, width, group.width, group.width - count)
+        for width, marks in taken.items():
+            _mark(marks, width, group.width, group.width - count)
     return counts
 
 
@@ -66,14 +62,14 @@ def _possible(group: Group) -> Iterator[int]:
         yield from (group.step * count for count in (first, first + 1) if count <= most)
 
 
-def _mark(others: Tensor, width: int, group: int, kept: int) -> None:
-    """Count one more group, which keeps `kept` of `group` channels, at what is left of `width` in proportion to it.
+def _mark(taken: Tensor, width: int, other: int, kept: int) -> None:
+    """Count a group that keeps `kept` of `other` channels at what is in proportion to it of a group of `width`.
 
     In proportion by whole numbers: the wider of the two, divided by how many times it is as wide, rounded either way.
     """
-    if width % group == 0:
-        times = width // group
-        others[max(0, times * (kept - 1) + 1) : times * (kept + 1)] += 1
-    elif group % width == 0:
-        times = group // width
-        others[kept // times : -(-kept // times) + 1] += 1
+    if width % other == 0:
+        times = width // other
+        taken[max(0, times * (kept - 1) + 1) : times * (kept + 1)] += 1
+    elif other % width == 0:
+        times = other // width
+        taken[kept // times : -(-kept // times) + 1] += 1
