@@ -258,6 +258,30 @@ def test_a_segment_that_does_not_leave_one_row_per_sample_stays_as_it_is(samples
     refitted(found)
 
 
+class ChosenPlaces(nn.Module):
+    """Picks the best places of every sample by a list that names all samples, made before the segment."""
+
+    def __init__(self):
+        super().__init__()
+        self.score, self.a, self.b = nn.Linear(6, 1), nn.Linear(6, 8), nn.Linear(8, 5)
+
+    def forward(self, x):
+        places = self.score(x)[:, :, 0].topk(2, 1).indices
+        samples = torch.arange(len(x)).unsqueeze(-1).repeat(1, 2).view(-1)
+        found = self.a(x).relu()[samples, places.view(-1)]
+        return self.b(found).view(len(x), 2, 5)
+
+
+def test_a_segment_that_is_told_samples_by_their_number_stays_as_it_is():
+    with seeded(0):
+        model, tokens = ChosenPlaces().double().eval(), torch.randn(40, 7, 6).double()
+        found = bench(model, tokens, {"a": torch.arange(8) < 4}, joint_steps=1)
+    twin, _, work = opened(found)
+    assert work is None
+    twin.close()
+    refitted(found)
+
+
 def test_a_number_for_the_whole_batch_and_a_mask_take_no_part():
     with seeded(0):
         model, images = Judged().double().eval(), torch.randn(400, 8).double()

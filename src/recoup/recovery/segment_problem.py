@@ -71,7 +71,7 @@ class SegmentProblem:
             with torch.no_grad(), exact_float32():
                 whole = self._twin.run(self._segment, batch.entries, {})
                 cut = self._run(entries, self._base)
-        except RuntimeError:  # a size that does not follow the samples or the channels, or an order in memory
+        except (RuntimeError, IndexError):  # sizes or places do not follow samples or channels, or an order in memory
             return False
         wanted = {name: value.shape for name, value in batch.exits.items() if _is_real(value)}
         if not wanted or any(whole[name].shape != shape for name, shape in wanted.items()):
