@@ -75,8 +75,10 @@ class JointRefits:
         tensors = {**self._calibration.parameters, **written}
         parts = parts_of(self._calibration, segment, tensors)
         work = SegmentProblem(self._cut_graph, twin, segment, parts, tensors)
-        tried = map(_few, twin.segment_batches(segment, [*self._split.held[:1], *self._split.fit[:1]]))
-        return work if parts and all(work.is_sound(few) and work.has_gradient(few) for few in tried) else None
+        tried = twin.segment_batches(segment, [*self._split.held[:1], *self._split.fit[:1]])
+        return (
+            work if parts and all(twin.can_be_parted(batch) and _serves(work, _few(batch)) for batch in tried) else None
+        )
 
 
 def refit_jointly(work: SegmentProblem, twin: TwinRun, segment: Segment, split: Split, steps: int) -> Parameters | None:
@@ -107,6 +109,10 @@ def segment_batches(twin: TwinRun, segment: Segment, places: Sequence[int], imag
                 return
             yield part if part.size <= images else part.pick(torch.arange(images))
             images -= part.size
+
+
+def _serves(work: SegmentProblem, few: SegmentBatch) -> bool:
+    return work.is_sound(few) and work.has_gradient(few)
 
 
 def _few(batch: SegmentBatch) -> SegmentBatch:

@@ -165,6 +165,15 @@ class TwinRun:
 
         return run(segment.nodes, entries, stored)
 
+    def can_be_parted(self, batch: SegmentBatch) -> bool:
+        """Whether what enters has a row per sample, or nothing of samples: not so with several rows for each.
+
+        A list of places of all samples would point to those that are gone: on a GPU that is the end of the process.
+        """
+        size, rows = batch.size, {name: _rows(value) for name, value in batch.entries.items()}
+        each = {name: _rows(self._by_name[name].meta.get("val")) for name in rows}
+        return size == 1 or not any(rows[name] == size * each[name] > size for name in rows)
+
     def bearable(self, segment: Segment, limit: int) -> int:
         """How many samples at a time keep the activations of a segment, and their derivatives, within so many bytes."""
         return _fitting(limit, COPIES, segment.nodes)
@@ -298,6 +307,11 @@ def _part(value: Any, part: slice | Tensor, size: int) -> Any:
     if not isinstance(value, Tensor) or not value.dim() or len(value) != size:
         return value
     return value[part.to(value.device) if isinstance(part, Tensor) else part]
+
+
+def _rows(value: Any) -> int:
+    """The length of a tensor; of one without dims, and of anything else, 0."""
+    return len(value) if isinstance(value, Tensor) and value.dim() else 0
 
 
 def _everything(schedule: Schedule) -> frozenset[str]:
