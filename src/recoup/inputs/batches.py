@@ -30,6 +30,10 @@ READ_ONCE = (
 )
 
 
+# What a result is made of; numbers that stand for sizes have fields, which lead far into torch.
+LEAVES = (Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
     """Positional and keyword arguments of one call of the model, and class numbers (samples,) that came with them."""
@@ -201,13 +205,22 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 def leaves_in(value: Any) -> list[Any]:
     """Everything in a model's result, in order: tensors, numbers, None; in tuples, dicts, and the fields of objects."""
-    if isinstance(value, Tensor) or value is None or isinstance(value, (bool, int, float, complex, str)):
-        return [value]
-    if isinstance(value, Mapping):
-        return [leaf for part in value.values() for leaf in leaves_in(part)]
-    if isinstance(value, (list, tuple)):
-        return [leaf for part in value for leaf in leaves_in(part)]
-    return [leaf for part in getattr(value, "__dict__", {}).values() for leaf in leaves_in(part)]
+    return list(_leaves_in(value, ()))
+
+
+def _leaves_in(value: Any, above: tuple[Any, ...]) -> Iterator[Any]:
+    """What is in a value that lies in those `above`; one that leads back to them is left there."""
+    if value is None or isinstance(value, LEAVES):
+        yield value
+    elif not any(value is outer for outer in above):
+        parts = value if isinstance(value, (list, tuple)) else _fields_of(value).values()
+        for part in parts:
+            yield from _leaves_in(part, (*above, value))
+
+
+def _fields_of(value: Any) -> Mapping[Any, Any]:
+    fields: Mapping[Any, Any] = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+    return fields
 
 
 class Stream:
