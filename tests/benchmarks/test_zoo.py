@@ -16,6 +16,7 @@ from benchmarks.zoo.masking import masked
 from benchmarks.zoo.reading import both, call, images, numbers, tokens
 from benchmarks.zoo.rows import CopiesRow, CutRow, PrunedRow, Reason, Setting, TheirRow, from_json, to_json
 from benchmarks.zoo.runner import Limits, attempt, run
+from benchmarks.zoo.spec import Spec
 from benchmarks.zoo.store import Store, read
 from benchmarks.zoo.suites import SUITES
 from benchmarks.zoo.table import render, rewrite
@@ -126,6 +127,24 @@ def test_networks_are_the_same_twice_and_depend_on_their_inputs():
         one, other = call(first, spec.example(2))
         torch.testing.assert_close(call(second, spec.example(2))[0], one, rtol=0, atol=0)
     assert (one - other).abs().max() > 1e-2 * one.abs().max()
+
+
+def test_a_deep_network_of_a_benchmark_neither_forgets_its_inputs_nor_explodes():
+    blocks = [
+        nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.BatchNorm2d(16), nn.SiLU(), nn.Conv2d(16, 16, 1))
+        for _ in range(48)
+    ]
+    spec = Spec(lambda: nn.Sequential(nn.Conv2d(3, 16, 1), *blocks, nn.BatchNorm2d(16)), images(4))
+    model = spec.build()
+    with torch.no_grad():
+        first, second = (call(model, spec.example(64, seed)) for seed in (3, 4))
+    apart = (first - second).std() / 2**0.5
+    assert 0.3 < float(apart) < 100  # 10,000 with noise of one size for all channels
+    assert all(float((norm.running_var - 1).abs().max()) > 0.1 for norm in model.modules() if is_norm(norm))
+
+
+def is_norm(module):
+    return isinstance(module, nn.BatchNorm2d)
 
 
 def test_the_masked_original_is_what_a_smaller_network_computes():
