@@ -10,7 +10,8 @@ it. Calibration is by text that it was trained on. The budget is in MACs of the 
 stays, and of the rest half goes.
 
 - magnitude: our surgery, channels and heads by the size of their weights, the same share of every group, no refit;
-- Torch-Pruning: group norms, the same ratio for the MLP and the heads of every layer, the stream left alone;
+- Torch-Pruning: group norms, the same ratio for the MLP of every layer, to the same MACs. Heads stay: it looks for what
+  depends on a query's rows through the rotary embedding for longer than ten minutes;
 - fast, best: as a user calls them. With `keep_config` widths are the same in all layers, and the result goes through
   `save_pretrained` and `from_pretrained` before it is measured. With `streams` the residual stream is turned into its
   principal components and may lose channels too, at the same MACs.
@@ -180,7 +181,7 @@ def _pruners(model: nn.Module, calibration: list[dict[str, Tensor]]) -> dict[str
     return {
         ORIGINAL: lambda: model,
         MAGNITUDE: lambda: ours(uncompensated, keep_class=True),
-        RIVAL: lambda: torch_pruned(model, calibration[0]["input_ids"]),
+        RIVAL: lambda: torch_pruned(model, calibration[0]["input_ids"], budget.macs),
         FAST: lambda: ours("fast", keep_class=True),
         BEST: lambda: ours("best", keep_class=True),
         FAST_ALIKE: lambda: reloaded(ours("fast", keep_config=True)),
@@ -198,35 +199,23 @@ def reloaded(model: Any) -> nn.Module:
         return again
 
 
-def torch_pruned(model: nn.Module, example: Tensor) -> Any:
-    """By Torch-Pruning: half of every MLP's channels and half of the heads, by groups of queries."""
+def torch_pruned(model: Any, example: Tensor, kept: float) -> Any:
+    """By Torch-Pruning: the same share of every MLP's channels, until so much is `kept` of all MACs."""
     twin: Any = fresh()
     twin.load_state_dict(model.state_dict())
     twin.eval().config.use_cache = False
-    layers = twin.model.layers
-    mlps = {layer.mlp.gate_proj: SHARE for layer in layers}
-    keys, queries = SIZES["num_key_value_heads"], SIZES["num_attention_heads"]
-    heads = {layer.self_attn.k_proj: keys for layer in layers} | {layer.self_attn.v_proj: keys for layer in layers}
-    heads |= {layer.self_attn.q_proj: queries for layer in layers}
-    # Layers that write into the stream, which stays: to look for its dependencies takes the library very long.
-    stream = [
-        twin.model.embed_tokens,
-        *(part for layer in layers for part in (layer.self_attn.o_proj, layer.mlp.down_proj)),
-    ]
+    mlps = [layer.mlp for layer in twin.model.layers]
+    inside = {part for mlp in mlps for part in (mlp.gate_proj, mlp.up_proj)}
+    ratio = (1 - kept) * macs(model) / (3 * BLOCK * sum(mlp.gate_proj.weight.numel() for mlp in mlps))
     library = import_library("torch_pruning", "torch-pruning==1.6.1", ModelError)
     pruner = library.pruner.BasePruner(
         twin,
         example[:1],
         importance=library.importance.GroupMagnitudeImportance(p=2),
         global_pruning=False,
-        pruning_ratio=0.0,
-        pruning_ratio_dict=mlps | dict.fromkeys(heads, SHARE),
-        num_heads=heads,
-        prune_num_heads=True,
-        prune_head_dims=False,
-        head_pruning_ratio=SHARE,
+        pruning_ratio=ratio,
         root_module_types=[nn.Linear],
-        ignored_layers=[twin.lm_head, *stream],
+        ignored_layers=[part for part in twin.modules() if isinstance(part, nn.Linear) and part not in inside],
     )
     pruner.step()
     twin.config.use_cache = True
