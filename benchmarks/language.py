@@ -172,16 +172,16 @@ def _drawn(seed: int) -> torch.Generator:
 
 def _pruners(model: nn.Module, calibration: list[dict[str, Tensor]]) -> dict[str, Callable[[], Any]]:
     locked = recoup.inspect(model, calibration[0], keep_class=True).macs_locked
-    budget = recoup.Budget(macs=locked + SHARE * (1 - locked))
+    kept = locked + SHARE * (1 - locked)
     uncompensated = recoup.Paper(selector="l2", weighting="none", recovery="none")
 
-    def ours(method: Any, **kept: Any) -> Any:
-        return recoup.prune(model, calibration, budget=budget, method=method, **kept).model
+    def ours(method: Any, **options: Any) -> Any:
+        return recoup.prune(model, calibration, budget=recoup.Budget(macs=kept), method=method, **options).model
 
     return {
         ORIGINAL: lambda: model,
         MAGNITUDE: lambda: ours(uncompensated, keep_class=True),
-        RIVAL: lambda: torch_pruned(model, calibration[0]["input_ids"], budget.macs),
+        RIVAL: lambda: torch_pruned(model, calibration[0]["input_ids"], kept),
         FAST: lambda: ours("fast", keep_class=True),
         BEST: lambda: ours("best", keep_class=True),
         FAST_ALIKE: lambda: reloaded(ours("fast", keep_config=True)),

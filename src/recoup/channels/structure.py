@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recoup.channels.numbers import Number, settings_after
 from recoup.channels.parts import evened, gathered, in_turn, spread
-from recoup.labels.constraints import Elementwise, Norm, OtherProduct, Product
+from recoup.labels.constraints import ChannelSum, Elementwise, Norm, OtherProduct, Product
 from recoup.plan import Slice
 
 # Reasons listed per group: enough to act on, short enough to read.
@@ -130,8 +130,8 @@ class Structure:
 
     `values` are the channels of every value in the graph that consists of channels alone; `elementwise` are its batch
     norms and activations, `others` what it multiplies outside of layers, `norms` its normalisations over channels that
-    may go. `shared` names weights and biases of layers that somebody else reads too. `numbers` follow the widths of
-    groups; the groups of a series keep equally many.
+    may go, `sums` its sums over such. `shared` names weights and biases of layers that somebody else reads too.
+    `numbers` follow the widths of groups; the groups of a series keep equally many.
     """
 
     groups: tuple[Group, ...]
@@ -144,6 +144,7 @@ class Structure:
     shared: frozenset[str] = frozenset()
     others: tuple[OtherProduct, ...] = ()
     norms: tuple[Norm, ...] = ()
+    sums: tuple[ChannelSum, ...] = ()
     numbers: tuple[Number, ...] = ()
     series: tuple[tuple[str, ...], ...] = ()
 

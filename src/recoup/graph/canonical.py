@@ -1,6 +1,7 @@
-"""A linear layer for a product with a stored tensor that is written in another form, from the left or as an einsum.
+"""What rules of operators, refits and costs know, for what is written in another form; the computation is the same.
 
-Rules of operators, refits and costs then know it. The computation is the same.
+A product with a stored tensor, from the left or as an einsum, becomes a linear layer. A mean over channels becomes
+their sum over a number, which stays when channels go.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from recoup.graph.capture import Captured
 from recoup.graph.copies import copied
 from recoup.graph.places import Place
 from recoup.operators.equations import words_of
-from recoup.operators.names import operation_name
+from recoup.operators.names import argument, operation_name
 
 aten = torch.ops.aten
 
 
 def with_layers(captured: Captured, by_hand: Collection[str]) -> tuple[Captured, frozenset[str]]:
-    """`captured` with linear layers in the place of the nodes in `by_hand`, and the names of these layers' nodes."""
+    """`captured` with layers and sums in the place of the nodes in `by_hand`, and the names of these."""
     graph, _ = copied(captured.graph)
     constant: set[fx.Node] = set()
     found = set()
@@ -37,9 +38,12 @@ def with_layers(captured: Captured, by_hand: Collection[str]) -> tuple[Captured,
 
 
 def may_have_layers(captured: Captured) -> bool:
-    """Whether a product by hand with a stored tensor is in the graph."""
-    products = (node for node in captured.graph.nodes if operation_name(node.target) in _REWRITES)
-    return any(source.name in captured.tensors for node in products for source in node.all_input_nodes)
+    """Whether a product by hand with a stored tensor is in the graph, or a mean that may be over channels."""
+    known = [node for node in captured.graph.nodes if operation_name(node.target) in _REWRITES]
+    return any(
+        _dim_of_mean(node) is not None or any(source.name in captured.tensors for source in node.all_input_nodes)
+        for node in known
+    )
 
 
 def _matmul(place: Place, constant: set[fx.Node]) -> fx.Node | None:
@@ -81,6 +85,22 @@ def _einsum(place: Place, constant: set[fx.Node]) -> fx.Node | None:
     return product
 
 
+def _mean(place: Place, _: set[fx.Node]) -> fx.Node | None:
+    """A mean over one dim is the sum over it, divided by its size."""
+    dim, value = _dim_of_mean(place.node), place.node.args[0]
+    if dim is None or not isinstance(value, fx.Node):
+        return None
+    total = place.add(aten.sum.dim_IntList, value, [dim], bool(argument(place.node, 2, "keepdim")))
+    place.give(place.add(aten.mul.Tensor, total, 1.0 / int(value.meta["val"].shape[dim])))
+    return total
+
+
+def _dim_of_mean(node: fx.Node) -> int | None:
+    """The one dim that a mean is taken over; None for several, or for what is no mean."""
+    dims = argument(node, 1, "dim") if operation_name(node.target) == "mean" and not node.kwargs.get("dtype") else None
+    return dims[0] if isinstance(dims, (list, tuple)) and len(dims) == 1 and isinstance(dims[0], int) else None
+
+
 def _permuted(place: Place, value: Any, letters: list[str], wanted: list[str]) -> fx.Node:
     order = [letters.index(letter) for letter in wanted]
     return value if order == sorted(order) else place.add(aten.permute.default, value, order)
@@ -100,4 +120,5 @@ _REWRITES: dict[str, Callable[[Place, set[fx.Node]], fx.Node | None]] = {
     "matmul": _matmul,
     "mm": _matmul,
     "einsum": _einsum,
+    "mean": _mean,
 }

@@ -141,6 +141,19 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ChannelSum:
+    """A sum over `channels`, in their order; exact over fewer where those that go are zero.
+
+    `sources` names the tensors that make them so; `site` the operation and the module it happens in.
+    """
+
+    node: str
+    site: str
+    channels: Tensor
+    sources: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Meeting:
     """An operand that meets channels along some dims and is repeated along others (`stretched`).
 
@@ -161,10 +174,11 @@ class Constraints:
     parameter of several dims has, until it is known along which of them its channels lie. `meetings` and `boxes` wait
     for the same: a box is an activation that is computed with, so what remains of it must be rectangular. With
     `sizes_stay`, the numbers in the code cannot be put right, and what they put beside channels is of fixed size. With
-    `frees_norms`, what is normalised over channels may lose some of them; `norms` has these normalisations. `by_hand`
-    names the nodes that read channels as a layer does, and are none yet. `pieces` (n, size) are the labels of what the
-    code cuts in n pieces of a size, which it goes on doing where numbers stay. `at` names the operation that is being
-    followed, and `line` where it stands in the user's code, for the reasons.
+    `frees_norms`, what is normalised over channels may lose some of them; `norms` has these normalisations, and `sums`
+    what is summed over channels. `by_hand` names the nodes that read channels as a layer or a sum does, and are none
+    yet. `pieces` (n, size) are the labels of what the code cuts in n pieces of a size, which it goes on doing where
+    numbers stay. `at` names the operation that is being followed, and `line` where it stands in the user's code, for
+    the reasons.
     """
 
     blocks: list[Block] = field(default_factory=list)
@@ -177,6 +191,7 @@ class Constraints:
     meetings: list[Meeting] = field(default_factory=list)
     boxes: list[Computed] = field(default_factory=list)
     norms: list[Norm] = field(default_factory=list)
+    sums: list[ChannelSum] = field(default_factory=list)
     count: int = 0
     sizes_stay: bool = False
     frees_norms: bool = False

@@ -1,10 +1,12 @@
-"""Reductions: over positions the channel stays, over channels they mix."""
+"""Reductions: over positions the channel stays, over channels they mix, unless they are summed up."""
 
 from __future__ import annotations
 
-from recoup.labels.arrays import collapse
-from recoup.labels.constraints import Constraints
-from recoup.operators.call import LabelCall, Value, lock_operands, spread_over
+from torch import Tensor
+
+from recoup.labels.arrays import collapse, core, varying_dims
+from recoup.labels.constraints import ChannelSum, Constraints
+from recoup.operators.call import LabelCall, Value, lock_operands, spread_over, unlabelled
 from recoup.operators.differential import linear_in_first
 from recoup.operators.record import operator
 
@@ -16,11 +18,23 @@ def reduce(call: LabelCall, constraints: Constraints) -> Value:
     """Labels collapse along the reduced dims; what they mix is tied, or stays if it is all there is."""
     labels = constraints.labels_of(call.args[0])
     dims = _dims(call, labels.dim())
+    if call.name in ("sum", "mean") and _is_of_channels(labels, dims):
+        if call.name == "sum":
+            channels = constraints.channels_along(labels, varying_dims(labels)[0], call.site)
+            constraints.sums.append(ChannelSum(call.node, call.site, channels))
+            return unlabelled(call.shape)
+        constraints.by_hand.append(call.node)
     mixed = constraints.mix(labels, dims, f"{call.site} mixes channels")
     if mixed is None:
         return lock_operands(call, constraints, f"{call.site} mixes channels")
     shape = call.shape[0] if isinstance(call.shape, list) else call.shape
     return spread_over(collapse(mixed, dims, keepdim=len(shape) == labels.dim()), call.shape)
+
+
+def _is_of_channels(labels: Tensor, dims: list[int]) -> bool:
+    """Whether what is summed are channels, one for each index of a dim."""
+    varying = varying_dims(labels)
+    return len(varying) == 1 and varying[0] in dims and bool((core(labels)[0] >= 0).all())
 
 
 operator("mean", "sum", is_pooling=True, differential=linear_in_first)(reduce)

@@ -60,14 +60,18 @@ def why_class_fails(
 
 
 def why_not_by_hand(structure: Structure, by_hand: frozenset[str]) -> str | None:
-    """The first weight that the code multiplies by in no layer, where that reads or makes channels that may go."""
+    """The first weight that the code multiplies by in no layer, or mean over channels, where channels may go."""
     for product in structure.products:
         sites = [site.channel_of for site in structure.sites if site.tensor == product.weight]
         if product.node in by_hand and any(_may_change(channels, structure) for channels in sites):
             return (
                 f"its code multiplies by {product.weight.removeprefix(FOLDED)} in no layer, where it cannot be refitted"
             )
-    return None
+    means = (total for total in structure.sums if total.node in by_hand)
+    taken = next((mean for mean in means if _may_change(mean.channels, structure)), None)
+    return (
+        None if taken is None else f"{taken.site} is a mean over channels in its code, which counts those that are left"
+    )
 
 
 @dataclass(frozen=True, slots=True)
