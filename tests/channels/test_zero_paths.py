@@ -108,12 +108,29 @@ def test_a_sum_needs_no_other_form():
     (lambda x: x * (x + 1).mean(-1, keepdim=True), "add in forward comes before it"),
     (lambda x: x * x.exp().sum(-1, keepdim=True), "exp in forward comes before it"),
     (lambda x: x / (1e-3 / (1 + x.abs())).mean(-1, keepdim=True), "comes before it"),
+    (lambda x: x * F.pad(x, (0, 0, 1, 1), value=1.0).mean(-1).mean(-1)[:, None, None], "pad in forward"),
+    (lambda x: x * (x / (x.abs() + x)).mean(-1, keepdim=True), "div in forward comes before it"),  # zero by zero
     (lambda x: x * x.softmax(1).mean(-1, keepdim=True), "softmax in forward comes before it"),
     (lambda x: x * (x + x.sum(-1, keepdim=True)).mean(-1, keepdim=True), "sum in forward comes before it"),
 ])  # fmt: skip
 def test_what_is_not_zero_with_its_layer_stays(between, named):
     with pytest.raises(recoup.errors.LockedError, match=named):
         recoup.prune(drawn(Summed, between), [rows(40, 7, 5)], budget=recoup.Budget(macs=0.6), method="fast")
+
+
+def test_products_of_products_are_looked_at_once():
+    def between(x):
+        y = x + 1
+        for _ in range(40):
+            y = y * y.sin()
+        return x * y.mean(-1, keepdim=True)
+
+    assert trace(drawn(Summed, between), rows(6, 7, 5)).structure.group("a").free == 0
+
+
+def test_zeros_beside_do_no_harm():
+    found, _, _ = proof(drawn(Summed, lambda x: x * F.pad(x, (0, 0, 1, 1)).mean(-1)[:, 1:-1, None]), rows(6, 7, 5), [3])
+    assert found.difference < 1e-12
 
 
 def test_what_else_is_added_has_to_go_too():
