@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -14,6 +15,9 @@ from benchmarks.zoo.verdicts import RIGHT, VERDICTS, gigamacs, locks, power, sha
 
 # The class of a model in a message about it, without which one reason is the same for many.
 CLASS = re.compile(r"\b[A-Z]\w+(?= (cannot be captured|can be pruned))")
+
+# Lines of the page are no longer than this, where they are no table.
+WIDTH = 118
 
 MethodRow = PrunedRow | CopiesRow
 ByWay = dict[Way, dict[str, MethodRow]]
@@ -42,9 +46,10 @@ def _of_way(rows: Rows, way: Way) -> dict[str, MethodRow]:
 
 def _settings(given: ByWay) -> list[str]:
     """A line for each way: the numbers of samples, the sizes and the machines of its rows."""
+    said = {way: _setting([row.setting for row in mine.values()]) for way, mine in given.items()}
     return [
-        f"- `{way}` on random inputs: {_setting([row.setting for row in mine.values()])}."
-        for way, mine in given.items()
+        textwrap.fill(f"- `{way}` on random inputs: {setting}.", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        for way, setting in said.items()
     ]
 
 
