@@ -18,7 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from benchmarks import ablation, best, efficientnet, language, quantised, recurrent, shipped, streams
+from benchmarks import ablation, best, efficientnet, language, quantised, shipped, streams, units
 from benchmarks import tolerance as untouched
 from benchmarks.networks import CIFAR
 from benchmarks.pages import replace_table
@@ -38,7 +38,7 @@ TABLES_OF_ROWS = {
     "held_out": ablation.table,
     "shipped": shipped.table,
     "quantised": quantised.table,
-    "recurrent": recurrent.table,
+    "units": units.table,
     "language": language.table,
     "streams": streams.table,
 }

@@ -35,7 +35,7 @@ def hold_sums(constraints: Constraints, captured: Captured) -> None:
     if not constraints.sums:
         return
     nodes, root = {node.name: node for node in captured.graph.nodes}, constraints.components()
-    search = _Search(captured.tensors, {total.node for total in constraints.sums})
+    search = _ZeroSearch(captured.tensors, {total.node for total in constraints.sums})
     for place, total in enumerate(constraints.sums):
         found, wanted = search.zero(nodes[total.node].all_input_nodes[0]), root[total.channels].unique()
         stays = [
@@ -65,7 +65,7 @@ class _Zero:
     obstacle: str | None = None
 
 
-class _Search:
+class _ZeroSearch:
     """From a value back to the tensors that make its channels zero."""
 
     def __init__(self, tensors: Mapping[str, str], sums: set[str]) -> None:
@@ -128,9 +128,9 @@ class _Search:
         return (set(), [above]) if isinstance(above, fx.Node) and is_defined else None
 
 
-_OF_TWO: dict[str, Callable[[_Search, fx.Node], _Step | None]] = {
-    "mul": _Search._of_product,
-    "div": _Search._of_quotient,
+_OF_TWO: dict[str, Callable[[_ZeroSearch, fx.Node], _Step | None]] = {
+    "mul": _ZeroSearch._of_product,
+    "div": _ZeroSearch._of_quotient,
 }
 
 

@@ -1,9 +1,9 @@
-"""Hidden units of recurrent networks: what is left of one when half or a quarter of them stay.
+"""Hidden units of recurrent networks and of experts: what is left of one when half or a quarter of them stay.
 
-    python -m benchmarks.recurrent --out benchmarks/results/recurrent.json --docs docs
+    python -m benchmarks.units --out benchmarks/results/units.json --docs docs
 
-The networks read handwritten digits (of scikit-learn, 8 x 8) row by row and are trained here, in seconds. Magnitude is
-a cut by the size of weights, and nothing else; the second row fits the weights that stay, by least squares.
+The networks read handwritten digits (of scikit-learn, 8 x 8), recurrent ones row by row, and are trained here, in
+seconds. Magnitude is a cut by the size of weights, and nothing else.
 """
 
 from __future__ import annotations
@@ -35,20 +35,48 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
-    """A kind of recurrent layers, with their number, their hidden units and whether they run both ways."""
+class Reader(nn.Module):
+    """Reads a picture row by row; a linear layer tells the class by the hidden units of the last step."""
 
-    kind: Callable[..., nn.Module]
-    hidden: int
-    layers: int = 1
-    both_ways: bool = False
+    def __init__(
+        self, kind: Callable[..., nn.Module], hidden: int, layers: int = 1, *, both_ways: bool = False
+    ) -> None:
+        """Random weights."""
+        super().__init__()
+        self.cells = kind(PIXELS, hidden, layers, batch_first=True, bidirectional=both_ways)
+        self.head = nn.Linear(hidden * (1 + both_ways), CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Class scores."""
+        scores: Tensor = self.head(self.cells(images)[0][:, -1])
+        return scores
 
 
-NETWORKS = {
-    "LSTM, 64": Network(nn.LSTM, 64),
-    "GRU, 64": Network(nn.GRU, 64),
-    "LSTM, 2 layers of 2 x 32": Network(nn.LSTM, 32, 2, both_ways=True),
+class Mixture(nn.Module):
+    """Experts that all look at the whole picture; gates weigh what they say."""
+
+    def __init__(self, experts: int, hidden: int) -> None:
+        """Random weights."""
+        super().__init__()
+        size = ROWS * PIXELS
+        self.gates = nn.Linear(size, experts)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)) for _ in range(experts)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Class scores."""
+        images = images.flatten(1)
+        said = torch.stack([expert(images) for expert in self.experts], dim=1)
+        scores: Tensor = (self.gates(images).softmax(dim=1)[..., None] * said).sum(dim=1)
+        return scores
+
+
+NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
+    "LSTM, 64": lambda: Reader(nn.LSTM, 64),
+    "GRU, 64": lambda: Reader(nn.GRU, 64),
+    "LSTM, 2 layers of 2 x 32": lambda: Reader(nn.LSTM, 32, 2, both_ways=True),
+    "8 experts of 16": lambda: Mixture(8, 16),
 }
 
 
@@ -77,23 +105,6 @@ class Row:
         return {**asdict(self.case), **{name: value for name, value in asdict(self).items() if name != "case"}}
 
 
-class Reader(nn.Module):
-    """Reads a picture row by row; a linear layer tells the class by the hidden units of the last step."""
-
-    def __init__(self, network: Network) -> None:
-        """Random weights."""
-        super().__init__()
-        self.cells = network.kind(
-            PIXELS, network.hidden, network.layers, batch_first=True, bidirectional=network.both_ways
-        )
-        self.head = nn.Linear(network.hidden * (1 + network.both_ways), CLASSES)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Class scores."""
-        scores: Tensor = self.head(self.cells(images)[0][:, -1])
-        return scores
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Digits:
     """Images (n, rows, pixels) and labels, to train and calibrate on, and to test on."""
@@ -115,10 +126,10 @@ def main() -> None:
             cases = store.waiting(Case(name, method, share, seed) for share in KEPT for method in METHODS)
             for row in rows(NETWORKS[name], cases, seed) if cases else ():
                 store.add(row)
-    publish(table(store.rows), "recurrent", None if options.docs is None else options.docs / "more-results.md")
+    publish(table(store.rows), "units", None if options.docs is None else options.docs / "more-results.md")
 
 
-def rows(network: Network, cases: Sequence[Case], seed: int) -> Iterator[Row]:
+def rows(network: Callable[[], nn.Module], cases: Sequence[Case], seed: int) -> Iterator[Row]:
     """The network is trained once for all cases."""
     digits = shuffled_digits(seed)
     model = trained(network, digits, seed)
@@ -145,10 +156,10 @@ def shuffled_digits(seed: int) -> Digits:
     return Digits(images[:TRAINED], labels[:TRAINED], (images[TRAINED:], labels[TRAINED:]))
 
 
-def trained(network: Network, digits: Digits, seed: int) -> Reader:
+def trained(network: Callable[[], nn.Module], digits: Digits, seed: int) -> nn.Module:
     """Adam, a fixed number of epochs."""
     torch.manual_seed(seed)
-    model = Reader(network)
+    model = network()
     optimiser = torch.optim.Adam(model.parameters(), RATE)
     for _ in range(EPOCHS):
         for batch in torch.randperm(TRAINED).split(BATCH):
