@@ -31,7 +31,7 @@ def render(found: Mapping[str, Rows]) -> str:
 
 def _counts(rows: Rows) -> str:
     ours, theirs = _of_magnitude(rows)
-    mine = [*_summary(ours.values(), theirs.values()), *_reasons(ours.values())] if ours or theirs else []
+    mine = [*_summary(ours.values(), theirs.values()), *_reasons(ours.values())] if ours else []
     return "\n\n".join(part for part in ("\n".join(mine), summary_by_method(rows)) if part)
 
 
@@ -43,7 +43,7 @@ def _networks(rows: Rows) -> str:
         "|---" * 11 + "|",
         *(f"| {name} | {_ours(ours.get(name))} | {_theirs(theirs.get(name))} |" for name in rows),
     ]
-    mine = "\n".join(lines) if ours or theirs else ""
+    mine = "\n".join(lines) if ours else ""
     return "\n\n".join(part for part in (mine, rows_by_method(rows)) if part)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from benchmarks.zoo.pruned import AGREES
-from benchmarks.zoo.rows import FALLBACK, LONGEST, WAYS, CopiesRow, PrunedRow, Setting, Way
+from benchmarks.zoo.rows import FALLBACK, LONGEST, WAYS, CopiesRow, CutRow, PrunedRow, Setting, TheirRow, Way
 from benchmarks.zoo.store import Rows
 from benchmarks.zoo.verdicts import RIGHT, VERDICTS, gigamacs, locks, power, share, short, verdict
 
@@ -19,7 +19,7 @@ CLASS = re.compile(r"\b[A-Z]\w+(?= (cannot be captured|can be pruned))")
 # Lines of the page are no longer than this, where they are no table.
 WIDTH = 118
 
-MethodRow = PrunedRow | CopiesRow
+MethodRow = PrunedRow | CopiesRow | TheirRow
 ByWay = dict[Way, dict[str, MethodRow]]
 
 
@@ -36,17 +36,24 @@ def rows_by_method(rows: Rows) -> str:
 
 
 def _given(rows: Rows) -> ByWay:
+    """The rows of every method; the other library's as well, where it does not stand beside a magnitude cut."""
+    is_cut = any(isinstance(row, CutRow) for ways in rows.values() for row in ways.values())
     found = {way: _of_way(rows, way) for way in WAYS}
-    return {way: mine for way, mine in found.items() if mine}
+    of_methods = {way for way, mine in found.items() if any(not isinstance(row, TheirRow) for row in mine.values())}
+    shown = {way: mine for way, mine in found.items() if mine and (way in of_methods or not is_cut)}
+    return dict(sorted(shown.items(), key=lambda item: item[0] not in of_methods)) if of_methods else {}
 
 
 def _of_way(rows: Rows, way: Way) -> dict[str, MethodRow]:
-    return {name: row for name, ways in rows.items() if isinstance(row := ways.get(way), (PrunedRow, CopiesRow))}
+    return {name: row for name, ways in rows.items() if isinstance(row := ways.get(way), MethodRow)}
 
 
 def _settings(given: ByWay) -> list[str]:
     """A line for each way: the numbers of samples, the sizes and the machines of its rows."""
-    said = {way: _setting([row.setting for row in mine.values()]) for way, mine in given.items()}
+    settings = {
+        way: [row.setting for row in mine.values() if not isinstance(row, TheirRow)] for way, mine in given.items()
+    }
+    said = {way: _setting(mine) for way, mine in settings.items() if mine}
     return [
         textwrap.fill(f"- `{way}` on random inputs: {setting}.", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
         for way, setting in said.items()
@@ -122,6 +129,8 @@ def _failures(given: ByWay) -> list[str]:
 
 
 def _complaints(row: MethodRow) -> list[str]:
+    if isinstance(row, TheirRow):
+        return []  # the table of every network says it
     found = [f"{row.result}: {short(CLASS.sub('the model', row.why), LONGEST)}"] if row.why else []
     if isinstance(row, CopiesRow):
         return found if row.result != "lost" else [f"lost: {power(row.error)} of the spread of the outputs"]
@@ -145,10 +154,9 @@ def _apart(row: PrunedRow) -> str:
 
 
 def _every(rows: Rows, given: ByWay) -> list[str]:
-    heads = [f"`{way}` | {'kept | error | proof | ' if way in ('fast', 'best') else 'lost | '}s, MiB" for way in given]
-    columns = [5 if way in ("fast", "best") else 3 for way in given]
+    heads = [" | ".join([f"`{way}`", *_heads(way)]) for way in given]
     lines = [f"| network | GMACs | locked, and by what | {' | '.join(heads)} |"]
-    lines.append("|---" * (3 + sum(columns)) + "|")
+    lines.append("|---" * (3 + sum(1 + len(_heads(way)) for way in given)) + "|")
     for name in rows:
         mine = [found[name] for found in given.values() if name in found]
         if mine:
@@ -159,9 +167,19 @@ def _every(rows: Rows, given: ByWay) -> list[str]:
     return lines
 
 
+def _heads(way: Way) -> list[str]:
+    """The columns beside the one of the result."""
+    if way in ("fast", "best"):
+        return ["kept", "error", "proof", "s, MiB"]
+    return ["kept", "difference"] if way == "torch-pruning" else ["lost", "s, MiB"]
+
+
 def _cells(row: MethodRow | None, way: Way) -> str:
     if row is None:
-        return " | ".join(["-"] * (5 if way in ("fast", "best") else 3))
+        return " | ".join(["-"] * (1 + len(_heads(way))))
+    if isinstance(row, TheirRow):
+        why = f": {short(row.why)}" if row.why else ""
+        return f"{row.result}{why} | {share(row.kept)} | {power(row.difference)}"
     cost = f"{row.seconds['total']:.0f}, {row.memory or 0}" if "total" in row.seconds else "-"
     if isinstance(row, CopiesRow):
         seen = "" if row.inputs == "new" else ", on what was seen"

@@ -12,6 +12,7 @@ import torch_pruning
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+import recoup
 from benchmarks.zoo.counting import SAMPLES, Observed, observe, tensors_of
 from benchmarks.zoo.masking import Norm, inputs_of, masked
 from benchmarks.zoo.reading import call
@@ -79,10 +80,24 @@ def _take(kept: dict[str, Tensor], name: str, module: nn.Module, indices: list[i
 
 
 def _answer_layers(model: nn.Module, spec: Spec) -> list[nn.Module]:
-    """Layers whose outputs are returned: those named, and those of as many outputs as there are classes."""
+    """Layers whose outputs are returned: those named, and those of as many outputs as there are classes.
+
+    Where neither is known, those that Recoup finds: users of the other library know theirs.
+    """
+    if not spec.heads and not spec.classes:
+        return _returned(model, spec)
     kinds = (nn.Linear, nn.Conv2d)
     widths = [(module, module.weight.shape[0]) for module in model.modules() if isinstance(module, kinds)]
     return [*(model.get_submodule(name) for name in spec.heads), *(m for m, width in widths if width == spec.classes)]
+
+
+def _returned(model: nn.Module, spec: Spec) -> list[nn.Module]:
+    try:
+        groups = recoup.trace(model, spec.example(2)).structure.groups
+    except recoup.RecoupError:
+        return []
+    names = {name for group in groups if group.returned for name in group.producers}
+    return [module for name, module in model.named_modules() if name in names]
 
 
 def _judge(spec: Spec, model: nn.Module, before: Observed, kept: dict[str, Tensor], row: TheirRow) -> TheirRow:

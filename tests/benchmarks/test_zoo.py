@@ -352,3 +352,12 @@ def test_methods_have_a_table_of_their_own():
     )
     widths = {row.count(" | ") for row in page.splitlines() if row.startswith(("| network", "| done", "| other"))}
     assert len(widths) == 1
+
+
+def test_the_other_library_stands_beside_the_methods_where_nothing_else_was_cut():
+    rows = {"one": {"best": PrunedRow("pruned", kept=0.5), "torch-pruning": TheirRow("pruned", "", 10, 0.3, 1e-9)}}
+    page = render({"beyond": rows})
+    assert "|  | `best`: 1 | `torch-pruning`: 1 |" in page and "magnitude" not in page
+    assert page.splitlines()[-1].endswith("| pruned | 30% | 1e-09 |")
+    both = render({"beyond": {"one": {**rows["one"], "magnitude": PRUNED}}})
+    assert "`torch-pruning`" not in both and "| Torch-Pruning | kept | difference |" in both
