@@ -192,6 +192,28 @@ class Roll(nn.Module):
         return self.last(x.flip(self.dim) if self.flip else x)
 
 
+@kind("image", over=("mean", "norm", "sum"), behind=("relu", "norm"), deep=(False, True))
+class OverMaps(nn.Module):
+    """Maps weighed at every place by what all of them are together."""
+
+    def __init__(self, c: int, over: str, behind: str, deep: bool) -> None:
+        super().__init__()
+        self.out, self.over = c, over
+        self.first, self.norm, self.last = nn.Conv2d(c, 12, 3, padding=1), nn.BatchNorm2d(12), nn.Conv2d(12, c, 1)
+        self.deep = nn.Conv2d(12, 12, 3, padding=1, groups=12) if deep else nn.Identity()
+        self.behind = nn.ReLU() if behind == "relu" else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.deep(self.behind(self.norm(self.first(x))))
+        if self.over == "mean":
+            y = y * torch.sigmoid(y.mean(1, keepdim=True))
+        elif self.over == "norm":
+            y = y / (y.square().mean(1, keepdim=True) + 1e-2).sqrt()
+        else:
+            y = y / (1 + y.abs().sum(1, keepdim=True))
+        return self.last(y)
+
+
 @kind("image", by=("mean", "pool", "sum"), layer=("linear", "conv"))
 class SqueezeExciteBy(nn.Module):
     def __init__(self, c: int, by: str, layer: str) -> None:

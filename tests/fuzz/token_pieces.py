@@ -276,3 +276,27 @@ class ClassToken(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         first = self.token.expand(len(x), -1, -1) if self.how == "learned" else x.mean(1, keepdim=True)
         return torch.cat([first, x], 1)
+
+
+@kind("tokens", over=("sizes", "mean", "squares", "sum"), behind=("gelu", "nothing", "sigmoid"))
+class OverUnits(nn.Module):
+    """Hidden units weighed by what all of them are together, as a global response norm does."""
+
+    def __init__(self, c: int, over: str, behind: str) -> None:
+        super().__init__()
+        self.out, self.over = c, over
+        self.behind = {"gelu": F.gelu, "nothing": lambda y: y, "sigmoid": torch.sigmoid}[behind]
+        self.up, self.down, self.gain = nn.Linear(c, 2 * c), nn.Linear(2 * c, c), nn.Parameter(torch.rand(2 * c) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.behind(self.up(x))
+        if self.over == "sizes":
+            size = y.norm(p=2, dim=1, keepdim=True)
+            y = y + self.gain * y * (size / (size.mean(-1, keepdim=True) + 1e-3))
+        elif self.over == "mean":
+            y = y * torch.sigmoid(y.mean(-1, keepdim=True))
+        elif self.over == "squares":
+            y = self.gain * y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-2)
+        else:
+            y = y / (1 + y.abs().sum(dim=-1, keepdim=True))
+        return self.down(y)

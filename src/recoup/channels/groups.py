@@ -16,7 +16,6 @@ from recoup.channels.propagate import Propagated
 from recoup.channels.rectangles import Resolution, resolution
 from recoup.channels.structure import REASONS_SHOWN, Consumer, Group, Site, Structure, named_tensors, numbers
 from recoup.channels.ties import why_single
-from recoup.channels.zero_paths import hold_sums
 from recoup.graph.capture import Captured
 from recoup.graph.usage import read_in_other_roles
 from recoup.labels.arrays import compress, core, varying_dims
@@ -27,7 +26,6 @@ def resolve(propagated: Propagated, model: nn.Module, captured: Captured) -> tup
     """Groups, sites and consumers from what was propagated, and the channel number of every label (-1: none)."""
     constraints = propagated.constraints
     hold_norms(constraints, captured)
-    hold_sums(constraints, captured)
     lock_double_uses(constraints)
     shared = read_in_other_roles(captured) | shared_biases(constraints.products, captured)
     lock_shared_weights(constraints, shared)
@@ -42,9 +40,7 @@ def resolve(propagated: Propagated, model: nn.Module, captured: Captured) -> tup
     values = _values(propagated, numbering)
     products = tuple(constraints.products)
     norms = tuple(replace(norm, channels=numbers(norm.channels, numbering)) for norm in constraints.norms)
-    sums = tuple(replace(total, channels=numbers(total.channels, numbering)) for total in constraints.sums)
-    structure = Structure(groups, sites, values, consumers, products, shapes, shared=shared, norms=norms, sums=sums)
-    return structure, numbering
+    return Structure(groups, sites, values, consumers, products, shapes, shared=shared, norms=norms), numbering
 
 
 def _number_channels(constraints: Constraints, state: Resolution) -> tuple[Tensor, tuple[Group, ...]]:

@@ -50,11 +50,11 @@ def _sources(value: fx.Node, captured: Captured, is_centred: bool) -> tuple[froz
         elif makes_channels(node, operator_of(node.target)):
             found |= {captured.tensors[part.name] for part in node.all_input_nodes if part.name in captured.tensors}
         elif is_centred and _rounds(node):
-            return frozenset(), f"{site_of(node)} fixes its precision, in which it is not centred exactly"
+            return frozenset(), f"{_site(node)} fixes its precision, in which it is not centred exactly"
         elif passes_on(node, operator_of(node.target)):
-            behind = [source for source in node.all_input_nodes if not is_number(source)]
+            behind = [source for source in node.all_input_nodes if not _is_number(source)]
         else:
-            return frozenset(), f"{site_of(node)} comes before it"
+            return frozenset(), f"{_site(node)} comes before it"
         waiting += [source for source in behind if source not in seen]
         seen.update(behind)
     return frozenset(found), None
@@ -75,8 +75,7 @@ def _rounds(node: fx.Node) -> bool:
     )
 
 
-def site_of(node: fx.Node) -> str:
-    """For messages: the operation and the module it happens in."""
+def _site(node: fx.Node) -> str:
     return f"{operation_name(node.target)} in {module_path(node) or 'forward'}"
 
 
@@ -97,11 +96,11 @@ def _is_scaled(node: fx.Node) -> bool:
 
 
 def _is_any_number(value: object) -> bool:
-    return is_number(value) if isinstance(value, fx.Node) else True
+    return _is_number(value) if isinstance(value, fx.Node) else True
 
 
-def is_number(node: fx.Node) -> bool:
+def _is_number(node: fx.Node) -> bool:
     """Whether a value is a single number that no channel decides: stored, given, or made of such."""
     value = node.meta.get("val")
     is_single = isinstance(value, torch.Tensor) and value.dim() == 0
-    return is_single and (node.op != "call_function" or all(is_number(source) for source in node.all_input_nodes))
+    return is_single and (node.op != "call_function" or all(_is_number(source) for source in node.all_input_nodes))

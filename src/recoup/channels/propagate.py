@@ -31,9 +31,11 @@ class Propagated:
     labels: Mapping[str, Any]
 
 
-def propagate(captured: Captured, *, sizes_stay: bool = False, frees_norms: bool = False) -> Propagated:
+def propagate(
+    captured: Captured, *, sizes_stay: bool = False, frees_norms: bool = False, notes_sums: bool = False
+) -> Propagated:
     """Follow labels from the inputs to the outputs; what reaches an output is locked."""
-    constraints = Constraints(sizes_stay=sizes_stay, frees_norms=frees_norms)
+    constraints = Constraints(sizes_stay=sizes_stay, frees_norms=frees_norms, notes_sums=notes_sums)
     values: dict[fx.Node, Any] = {}
     moving, numbers = written_tensors(captured), index_numbers(captured)
     for node in captured.graph.nodes:

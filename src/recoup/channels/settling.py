@@ -1,4 +1,4 @@
-"""Settling: what makes channels that are normalised or summed is put so that those that are left are as good as all.
+"""Settling: what makes the channels of a normalised stream is put so that those that are left have its statistics.
 
 The masked original leaves the others at zero, and where the mean is taken off, centres what is left. What is
 normalised over n of m channels then differs by the factor sqrt(m / n) alone, and the gain makes up for that.
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from recoup.channels.structure import Group, Site, Structure
-from recoup.labels.constraints import ChannelSum, Norm
 from recoup.plan import Centred, centre
 
 
 def settled(
     structure: Structure, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], keep: Tensor
 ) -> dict[str, Tensor]:
-    """`weights`, and of `tensors` those that have to change with them, for what `keep` leaves of streams and sums."""
+    """`weights`, and of `tensors` those that have to change with them, for what `keep` leaves of normalised streams."""
     found = dict(weights)
     for site, inside, is_centred in _places(structure, keep):
         value = found.get(site.tensor, tensors.get(site.tensor))
@@ -56,18 +55,15 @@ def _places(structure: Structure, keep: Tensor) -> Iterator[tuple[Site, Tensor, 
     for group in structure.groups:
         if bool(keep[group.channels].all()):
             continue
-        is_centred = any(norm.is_centred and bool(_inside(norm.channels, group).any()) for norm in structure.norms)
-        for site in _sites(structure, group):
-            yield site, _inside(site.channel_of, group), is_centred
+        norms = [norm for norm in structure.norms if bool(_inside(norm.channels, group).any())]
+        for site in _sites(structure, group) if norms else ():
+            yield site, _inside(site.channel_of, group), any(norm.is_centred for norm in norms)
 
 
 def _sites(structure: Structure, group: Group) -> Iterator[Site]:
-    """Where tensors make channels of a group that is normalised or summed, new biases included."""
-    parts: tuple[Norm | ChannelSum, ...] = (*structure.norms, *structure.sums)
-    over = [part for part in parts if bool(_inside(part.channels, group).any())]
-    if not over:
-        return
-    sources = frozenset[str]().union(*(part.sources for part in over))
+    """Where tensors make channels of a group that is normalised, new biases included."""
+    norms = [norm for norm in structure.norms if bool(_inside(norm.channels, group).any())]
+    sources = frozenset[str]().union(*(norm.sources for norm in norms))
     read = {(consumer.weight, consumer.input_dim) for consumer in structure.consumers}
     new = ((name, c.outputs) for c in structure.consumers for name in c.biases if name not in structure.shapes)
     sites = [*structure.sites, *(Site(name, 0, outputs) for name, outputs in dict(new).items())]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recoup.channels.numbers import Number, settings_after
 from recoup.channels.parts import evened, gathered, in_turn, spread
-from recoup.labels.constraints import ChannelSum, Elementwise, Norm, OtherProduct, Product
+from recoup.labels.constraints import Elementwise, Norm, OtherProduct, Product
 from recoup.plan import Slice
 
 # Reasons listed per group: enough to act on, short enough to read.
@@ -130,8 +130,8 @@ class Structure:
 
     `values` are the channels of every value in the graph that consists of channels alone; `elementwise` are its batch
     norms and activations, `others` what it multiplies outside of layers, `norms` its normalisations over channels that
-    may go, `sums` its sums over such. `shared` names weights and biases of layers that somebody else reads too.
-    `numbers` follow the widths of groups; the groups of a series keep equally many.
+    may go. `shared` names weights and biases of layers that somebody else reads too. `numbers` follow the widths of
+    groups; the groups of a series keep equally many.
     """
 
     groups: tuple[Group, ...]
@@ -144,7 +144,6 @@ class Structure:
     shared: frozenset[str] = frozenset()
     others: tuple[OtherProduct, ...] = ()
     norms: tuple[Norm, ...] = ()
-    sums: tuple[ChannelSum, ...] = ()
     numbers: tuple[Number, ...] = ()
     series: tuple[tuple[str, ...], ...] = ()
 
@@ -253,6 +252,12 @@ def without(structure: Structure, tensors: frozenset[str]) -> Structure:
     sites = tuple(site for site in structure.sites if site.tensor not in tensors)
     shapes = {name: shape for name, shape in structure.shapes.items() if name not in tensors}
     return replace(structure, sites=sites, shapes=shapes)
+
+
+def with_free_sums(structure: Structure, weights: Collection[str]) -> Structure:
+    """The structure in which layers of these weights cost nothing: they stand for sums, and multiply no matrices."""
+    products = tuple(replace(p, positions=0) if p.weight in weights else p for p in structure.products)
+    return replace(structure, products=products)
 
 
 def with_every_bias(structure: Structure) -> Structure:

@@ -1,20 +1,21 @@
-"""What rules of operators, refits and costs know, for what is written in another form; the computation is the same.
+"""A linear layer for what is written in another form: a product with a stored tensor, a sum or a mean over channels.
 
-A product with a stored tensor, from the left or as an einsum, becomes a linear layer. A mean over channels becomes
-their sum over a number, which stays when channels go.
+Rules of operators, refits and costs then know it. The computation is the same. A product may stand on the left, or be
+an einsum; a sum is a layer with one output, whose weights are all the same and stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from recoup.graph.capture import Captured
 from recoup.graph.copies import copied
+from recoup.graph.folding import FOLDED
 from recoup.graph.places import Place
 from recoup.operators.equations import words_of
 from recoup.operators.names import argument, operation_name
@@ -22,50 +23,125 @@ from recoup.operators.names import argument, operation_name
 aten = torch.ops.aten
 
 
-def with_layers(captured: Captured, by_hand: Collection[str]) -> tuple[Captured, frozenset[str]]:
-    """`captured` with layers and sums in the place of the nodes in `by_hand`, and the names of these."""
+@dataclass(frozen=True, slots=True, eq=False)
+class WithLayers:
+    """A captured graph with layers that were none; the names of their nodes, and of the weights that are new."""
+
+    captured: Captured
+    nodes: frozenset[str] = frozenset()
+    weights: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """A graph being rewritten: whether it learns, which nodes depend on parameters alone, and the new tensors."""
+
+    graph: fx.Graph
+    learns: bool
+    constant: set[fx.Node] = field(default_factory=set)
+    new: dict[fx.Node, tuple[str, Tensor]] = field(default_factory=dict)
+
+    def store(self, name: str, like: Tensor, row: list[float]) -> fx.Node:
+        """A weight of one output."""
+        with self.graph.inserting_before(next(iter(self.graph.nodes))):
+            place = self.graph.placeholder(name.replace(".", "_"))
+        value = torch.tensor([row], dtype=like.dtype, device=like.device)
+        place.meta["val"] = like.new_empty(value.shape)
+        self.new[place] = name, nn.Parameter(value, requires_grad=self.learns)
+        self.constant.add(place)
+        return place
+
+
+def with_layers(captured: Captured, by_hand: Collection[str]) -> WithLayers:
+    """`captured` with linear layers in the place of the nodes in `by_hand`."""
     graph, _ = copied(captured.graph)
-    constant: set[fx.Node] = set()
+    work = _Work(graph, any(value.requires_grad for value in captured.values.values()))
     found = set()
     for node in list(graph.nodes):
         sources = node.all_input_nodes
-        if node.name in captured.tensors or (node.op == "call_function" and sources and constant.issuperset(sources)):
-            constant.add(node)
+        if node.name in captured.tensors or (
+            node.op == "call_function" and sources and work.constant.issuperset(sources)
+        ):
+            work.constant.add(node)
         elif node.name in by_hand and (rewrite := _REWRITES.get(operation_name(node.target))):
-            product = rewrite(Place(node), constant)
+            product = rewrite(Place(node), work)
             found |= {product.name} if product is not None else set()
-    return replace(captured, graph=graph), frozenset(found)
+    tensors = {**captured.tensors, **{place.name: name for place, (name, _) in work.new.items()}}
+    values = {**captured.values, **{place.name: value for place, (_, value) in work.new.items()}}
+    made = replace(captured, graph=graph, tensors=tensors, values=values)
+    return WithLayers(made, frozenset(found), tuple(name for name, _ in work.new.values()))
+
+
+def with_sums(graph: fx.Graph, weights: Collection[str]) -> fx.Graph:
+    """The graph of a plan itself, with layers of these weights as weighted sums again.
+
+    As a product of matrices each would cost what the model does not.
+    """
+    for node in list(graph.nodes):
+        if node.target is aten.linear.default and node.args[1].target in weights:
+            rows, weight, *bias = node.args
+            with graph.inserting_before(node):
+                total = graph.call_function(aten.mul.Tensor, (rows, weight))
+                total = graph.call_function(aten.sum.dim_IntList, (total, [-1], True))
+                for shift in filter(None, bias):
+                    total = graph.call_function(aten.add.Tensor, (total, shift))
+            node.replace_all_uses_with(total)
+            graph.erase_node(node)
+    return graph
 
 
 def may_have_layers(captured: Captured) -> bool:
-    """Whether a product by hand with a stored tensor is in the graph, or a mean that may be over channels."""
+    """Whether a product by hand with a stored tensor is in the graph, or a sum that may be over channels."""
     known = [node for node in captured.graph.nodes if operation_name(node.target) in _REWRITES]
     return any(
-        _dim_of_mean(node) is not None or any(source.name in captured.tensors for source in node.all_input_nodes)
+        _summed_dim(node) is not None or any(source.name in captured.tensors for source in node.all_input_nodes)
         for node in known
     )
 
 
-def _matmul(place: Place, constant: set[fx.Node]) -> fx.Node | None:
+def _sum(place: Place, work: _Work) -> fx.Node | None:
+    """A sum or a mean over one dim is a linear layer along it, with one output."""
+    dim, value = _summed_dim(place.node), place.node.args[0]
+    held = value.meta.get("val") if isinstance(value, fx.Node) else None
+    if dim is None or not isinstance(held, Tensor) or not held.is_floating_point():
+        return None
+    last, size = dim % held.dim() == held.dim() - 1, int(held.shape[dim])
+    share = 1 / size if operation_name(place.node.target) == "mean" else 1.0
+    weight = work.store(f"{FOLDED}{place.node.name}", held, [share] * size)
+    rows = value if last else place.add(aten.transpose.int, value, dim, -1)
+    product = place.add(aten.linear.default, rows, weight)
+    whole = product if last else place.add(aten.transpose.int, product, dim, -1)
+    place.give(whole if argument(place.node, 2, "keepdim") else place.add(aten.squeeze.dim, whole, dim))
+    return product
+
+
+def _summed_dim(node: fx.Node) -> int | None:
+    """The one dim that a sum or a mean is taken over; None for several, or for anything else."""
+    is_sum = operation_name(node.target) in ("sum", "mean") and not node.kwargs.get("dtype")
+    dims = argument(node, 1, "dim") if is_sum else None
+    return dims[0] if isinstance(dims, (list, tuple)) and len(dims) == 1 and isinstance(dims[0], int) else None
+
+
+def _matmul(place: Place, work: _Work) -> fx.Node | None:
     """W @ x is a linear layer on the rows of x, turned."""
     weight, value = place.node.args[:2]
-    if weight not in constant or not isinstance(value, fx.Node) or [_rank(weight), min(_rank(value), 2)] != [2, 2]:
+    if weight not in work.constant or not isinstance(value, fx.Node) or [_rank(weight), min(_rank(value), 2)] != [2, 2]:
         return None
     product = place.add(aten.linear.default, place.add(aten.transpose.int, value, -2, -1), weight)
     place.give(place.add(aten.transpose.int, product, -2, -1))
     return product
 
 
-def _einsum(place: Place, constant: set[fx.Node]) -> fx.Node | None:
+def _einsum(place: Place, work: _Work) -> fx.Node | None:
     """What sums over letters that a stored tensor shares with the other operand alone."""
     equation, operands = str(place.node.args[0]), cast(list[fx.Node], place.node.args[1])
-    if len(operands) != 2 or sum(o in constant for o in operands) != 1:
+    if len(operands) != 2 or sum(o in work.constant for o in operands) != 1:
         return None
     words = words_of(equation, [_rank(operand) for operand in operands])
     if words is None:
         return None
     reads, result = words
-    at = next(number for number, operand in enumerate(operands) if operand in constant)
+    at = next(number for number, operand in enumerate(operands) if operand in work.constant)
     value, weight, letters, own = operands[1 - at], operands[at], list(reads[1 - at]), list(reads[at])
     summed = [letter for letter in letters if letter not in result]
     made = [letter for letter in own if letter not in letters]
@@ -85,22 +161,6 @@ def _einsum(place: Place, constant: set[fx.Node]) -> fx.Node | None:
     return product
 
 
-def _mean(place: Place, _: set[fx.Node]) -> fx.Node | None:
-    """A mean over one dim is the sum over it, divided by its size."""
-    dim, value = _dim_of_mean(place.node), place.node.args[0]
-    if dim is None or not isinstance(value, fx.Node):
-        return None
-    total = place.add(aten.sum.dim_IntList, value, [dim], bool(argument(place.node, 2, "keepdim")))
-    place.give(place.add(aten.mul.Tensor, total, 1.0 / int(value.meta["val"].shape[dim])))
-    return total
-
-
-def _dim_of_mean(node: fx.Node) -> int | None:
-    """The one dim that a mean is taken over; None for several, or for what is no mean."""
-    dims = argument(node, 1, "dim") if operation_name(node.target) == "mean" and not node.kwargs.get("dtype") else None
-    return dims[0] if isinstance(dims, (list, tuple)) and len(dims) == 1 and isinstance(dims[0], int) else None
-
-
 def _permuted(place: Place, value: Any, letters: list[str], wanted: list[str]) -> fx.Node:
     order = [letters.index(letter) for letter in wanted]
     return value if order == sorted(order) else place.add(aten.permute.default, value, order)
@@ -116,9 +176,10 @@ def _rank(value: Any) -> int:
     return held.dim() if isinstance(held, Tensor) else -1
 
 
-_REWRITES: dict[str, Callable[[Place, set[fx.Node]], fx.Node | None]] = {
+_REWRITES: dict[str, Callable[[Place, _Work], fx.Node | None]] = {
     "matmul": _matmul,
     "mm": _matmul,
     "einsum": _einsum,
-    "mean": _mean,
+    "sum": _sum,
+    "mean": _sum,
 }

@@ -67,8 +67,8 @@ class Product:
     """One call of a layer that multiplies by a weight: it costs positions · kernel · both first dims of the weight.
 
     `input_dim` is the weight's dim that is summed over, and can be refitted; None for a grouped convolution, whose
-    groups of inputs and outputs go together. `output_dim` is the dim of its outputs. `node` is the call's name in the
-    graph, `where` the module it happens in.
+    groups of inputs and outputs go together. `output_dim` is the dim of its outputs. `positions` is 0 for a sum, which
+    costs nothing. `node` is the call's name in the graph, `where` the module it happens in.
     """
 
     weight: str
@@ -141,19 +141,6 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChannelSum:
-    """A sum over `channels`, in their order; exact over fewer where those that go are zero.
-
-    `sources` names the tensors that make them so; `site` the operation and the module it happens in.
-    """
-
-    node: str
-    site: str
-    channels: Tensor
-    sources: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Meeting:
     """An operand that meets channels along some dims and is repeated along others (`stretched`).
 
@@ -174,11 +161,11 @@ class Constraints:
     parameter of several dims has, until it is known along which of them its channels lie. `meetings` and `boxes` wait
     for the same: a box is an activation that is computed with, so what remains of it must be rectangular. With
     `sizes_stay`, the numbers in the code cannot be put right, and what they put beside channels is of fixed size. With
-    `frees_norms`, what is normalised over channels may lose some of them; `norms` has these normalisations, and `sums`
-    what is summed over channels. `by_hand` names the nodes that read channels as a layer or a sum does, and are none
-    yet. `pieces` (n, size) are the labels of what the code cuts in n pieces of a size, which it goes on doing where
-    numbers stay. `at` names the operation that is being followed, and `line` where it stands in the user's code, for
-    the reasons.
+    `frees_norms`, what is normalised over channels may lose some of them; `norms` has these normalisations. `by_hand`
+    names the nodes that read channels as a layer does, and are none yet; with `notes_sums`, `sums` has those that sum
+    channels up, with their labels. `pieces` (n, size) are the labels of what the
+    code cuts in n pieces of a size, which it goes on doing where numbers stay. `at` names the operation that is being
+    followed, and `line` where it stands in the user's code, for the reasons.
     """
 
     blocks: list[Block] = field(default_factory=list)
@@ -191,11 +178,12 @@ class Constraints:
     meetings: list[Meeting] = field(default_factory=list)
     boxes: list[Computed] = field(default_factory=list)
     norms: list[Norm] = field(default_factory=list)
-    sums: list[ChannelSum] = field(default_factory=list)
     count: int = 0
     sizes_stay: bool = False
     frees_norms: bool = False
     by_hand: list[str] = field(default_factory=list)
+    notes_sums: bool = False
+    sums: list[tuple[str, Tensor]] = field(default_factory=list)
     pieces: list[Tensor] = field(default_factory=list)
     at: str = ""
     line: str = ""

@@ -1,11 +1,11 @@
-"""Reductions: over positions the channel stays, over channels they mix, unless they are summed up."""
+"""Reductions: over positions the channel stays, over channels they mix."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from recoup.labels.arrays import collapse, core, varying_dims
-from recoup.labels.constraints import ChannelSum, Constraints
+from recoup.labels.constraints import Constraints
 from recoup.operators.call import LabelCall, Value, lock_operands, spread_over, unlabelled
 from recoup.operators.differential import linear_in_first
 from recoup.operators.record import operator
@@ -15,15 +15,15 @@ _PLACE = {"linalg_vector_norm": 2, "norm": 2}
 
 
 def reduce(call: LabelCall, constraints: Constraints) -> Value:
-    """Labels collapse along the reduced dims; what they mix is tied, or stays if it is all there is."""
+    """Labels collapse along the reduced dims; what they mix is tied, or stays if it is all there is.
+
+    A sum or a mean over channels may be noted instead: it can become a layer.
+    """
     labels = constraints.labels_of(call.args[0])
     dims = _dims(call, labels.dim())
-    if call.name in ("sum", "mean") and _is_of_channels(labels, dims):
-        if call.name == "sum":
-            channels = constraints.channels_along(labels, varying_dims(labels)[0], call.site)
-            constraints.sums.append(ChannelSum(call.node, call.site, channels))
-            return unlabelled(call.shape)
-        constraints.by_hand.append(call.node)
+    if constraints.notes_sums and call.name in ("sum", "mean") and _is_of_channels(labels, dims):
+        constraints.sums.append((call.node, core(labels)[0].flatten()))
+        return unlabelled(call.shape)
     mixed = constraints.mix(labels, dims, f"{call.site} mixes channels")
     if mixed is None:
         return lock_operands(call, constraints, f"{call.site} mixes channels")

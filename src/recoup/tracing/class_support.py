@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from recoup.channels.cost_model import channels_in
 from recoup.channels.structure import Group, Structure, named_tensors
 from recoup.errors import RecoupError, VerificationError
+from recoup.graph.canonical import WithLayers
 from recoup.graph.capture import Captured, capture, module_path
 from recoup.graph.copies import working_copy
 from recoup.graph.folding import FOLDED
@@ -59,19 +60,17 @@ def why_class_fails(
     return None
 
 
-def why_not_by_hand(structure: Structure, by_hand: frozenset[str]) -> str | None:
-    """The first weight that the code multiplies by in no layer, or mean over channels, where channels may go."""
+def why_not_by_hand(structure: Structure, rewritten: WithLayers) -> str | None:
+    """The first layer that is none in the model's code, where channels may go that it reads or makes."""
     for product in structure.products:
         sites = [site.channel_of for site in structure.sites if site.tensor == product.weight]
-        if product.node in by_hand and any(_may_change(channels, structure) for channels in sites):
-            return (
-                f"its code multiplies by {product.weight.removeprefix(FOLDED)} in no layer, where it cannot be refitted"
-            )
-    means = (total for total in structure.sums if total.node in by_hand)
-    taken = next((mean for mean in means if _may_change(mean.channels, structure)), None)
-    return (
-        None if taken is None else f"{taken.site} is a mean over channels in its code, which counts those that are left"
-    )
+        if product.node in rewritten.nodes and any(_may_change(channels, structure) for channels in sites):
+            name = product.weight.removeprefix(FOLDED)
+            if product.weight in rewritten.weights:
+                where = product.where or "forward"
+                return f"its code runs over channels in {where} ({name}), where that cannot be refitted"
+            return f"its code multiplies by {name} in no layer, where it cannot be refitted"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

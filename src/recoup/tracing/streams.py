@@ -89,10 +89,7 @@ def streams_of(model: nn.Module, sample: Inputs) -> NormedStreams:
     found, refused = [], {}
     for group in structure.groups:
         norms = tuple(norm for norm in structure.norms if bool(_inside(norm.channels, group).any()))
-        total = next((total for total in structure.sums if bool(_inside(total.channels, group).any())), None)
-        if norms and total is not None:
-            refused[group.name] = f"{total.site} sums over its channels"
-        elif norms:
+        if norms:
             try:
                 found.append(_StreamSearch(model, captured, structure, channels, group, norms).stream())
             except _CannotTurnError as reason:

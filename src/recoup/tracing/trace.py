@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recoup.channels.blocks import residual_blocks
+from recoup.channels.by_hand import by_hand
 from recoup.channels.elementwise import with_elementwise
 from recoup.channels.groups import resolve
 from recoup.channels.head import read_by_head
@@ -23,11 +24,11 @@ from recoup.channels.layouts import layouts
 from recoup.channels.other_products import with_other_products
 from recoup.channels.propagate import propagate
 from recoup.channels.settling import with_whole_streams
-from recoup.channels.structure import Structure, named_tensors, with_every_bias, without
+from recoup.channels.structure import Structure, named_tensors, with_every_bias, with_free_sums, without
 from recoup.errors import CaptureError, InputError
 from recoup.graph.activation import Activation, activation_behind
 from recoup.graph.biases import with_biases
-from recoup.graph.canonical import may_have_layers, with_layers
+from recoup.graph.canonical import with_layers, with_sums
 from recoup.graph.capture import Captured
 from recoup.graph.expressions import shown
 from recoup.graph.folding import fold
@@ -61,8 +62,8 @@ class Form:
     """What it takes to write the graph of a standalone result: the captured one and the layouts of its values.
 
     `given` is the copy that is worked on, `batch` the graph as captured from it, `captured` the one that is cut;
-    `added` names biases that it did not have. `reason` says why the model's own class would not do, and is None where
-    it does: the form then only serves to be looked into.
+    `added` names biases that it did not have, `sums` the weights that sums have got. `reason` says why the model's own
+    class would not do, and is None where it does: the form then only serves to be looked into.
     """
 
     given: Prepared
@@ -71,6 +72,7 @@ class Form:
     layouts: Mapping[str, Any]
     added: frozenset[str]
     reason: str | None
+    sums: tuple[str, ...] = ()
 
     @property
     def model(self) -> nn.Module:
@@ -134,7 +136,7 @@ class Form:
         resized = resize(self.captured, self.layouts, keep)
         unused = self.added - written
         plan = graph_plan(self.captured, resized.graph, resized.constants, self.sizes, unused)
-        return replace(plan, host=self.host)
+        return replace(plan, graph=with_sums(plan.graph, self.sums), host=self.host)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,25 +252,28 @@ def _trace(given: Prepared, batch: BatchCapture, terms: Terms) -> Traced:
     if terms.keep_class or terms.keep_config:
         return _in_class(given, batch, terms)
     model = given.model
-    plain, by_hand = with_layers(batch.one, _by_hand(batch.one))
-    folded = fold(plain, untie=terms.untie)
+    rewritten = with_layers(batch.one, by_hand(batch.one))
+    folded = fold(rewritten.captured, untie=terms.untie)
+    computed = (*rewritten.weights, *folded.names)
     captured, added = with_biases(folded.captured)
     structure, numbering, labels = _structure(captured, model, terms, sizes_stay=False)
+    structure = with_free_sums(structure, rewritten.weights)
     ways = layouts(labels, numbering, structure)
     structure = with_other_products(structure, ways, captured)
     reasons = []
     for own in with_followers(without(structure, added), model):
-        reasons.append(why_not_by_hand(own, by_hand) or why_class_fails(model, batch, own, ways, folded.names))
+        reasons.append(why_not_by_hand(own, rewritten) or why_class_fails(model, batch, own, ways, folded.names))
         if reasons[-1] is None:
             break
     reason = None if reasons[-1] is None else reasons[0]
-    form = Form(given, batch, captured, ways, added, reason)
+    form = Form(given, batch, captured, ways, added, reason, rewritten.weights)
     if reason is not None:
         return _traced(with_every_bias(structure), form, terms)
     # The class has no place for computed weights, none of which loses anything.
-    sites = tuple(site for site in own.sites if site.tensor not in folded.names)
-    consumers = tuple(consumer for consumer in own.consumers if consumer.weight not in folded.names)
-    return _traced(replace(own, sites=sites, consumers=consumers), form, terms)
+    sites = tuple(site for site in own.sites if site.tensor not in computed)
+    consumers = tuple(consumer for consumer in own.consumers if consumer.weight not in computed)
+    products = tuple(product for product in own.products if product.weight not in rewritten.weights)
+    return _traced(replace(own, sites=sites, consumers=consumers, products=products), form, terms)
 
 
 def _in_class(given: Prepared, batch: BatchCapture, terms: Terms) -> Traced:
@@ -300,11 +305,6 @@ def _structure(
 def _followed(structure: Structure, model: nn.Module, runs: Callable[[Structure], bool]) -> Structure:
     """The structure with the numbers that follow: the fewest with which the code runs as it ought to."""
     return next((own for own in with_followers(structure, model) if runs(own)), structure)
-
-
-def _by_hand(captured: Captured) -> list[str]:
-    """Nodes that multiply channels by a stored tensor in no layer."""
-    return propagate(captured).constraints.by_hand if may_have_layers(captured) else []
 
 
 def _traced(structure: Structure, form: Form, terms: Terms) -> Traced:
