@@ -158,6 +158,20 @@ def test_a_mean_over_a_stream_or_what_is_returned_is_no_layer(make, free):
     assert not any("mean" in product.weight for product in structure.products)
 
 
+def test_a_mean_that_nobody_reads_is_no_layer():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.b = nn.MultiheadAttention(8, 4, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.b(self.attention(x, x, x, need_weights=True)[0])  # it has averaged the weights over its heads
+
+    model, batch = drawn(Attention), rows(40, 7, 8)
+    result = recoup.prune(model, [batch], budget=recoup.Budget(width=0.5), method="fast", keep_class=False)
+    assert result.report.proof.difference < 1e-10
+
+
 @pytest.mark.parametrize("learns", [False, True])
 def test_the_weights_of_a_sum_learn_if_the_model_does(learns):
     model = drawn(Summed, BETWEEN[0]).requires_grad_(learns)

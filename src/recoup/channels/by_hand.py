@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from recoup.channels.propagate import propagate
+from recoup.graph.ancestry import needed
 from recoup.graph.canonical import may_have_layers
 from recoup.graph.capture import Captured
 from recoup.labels.constraints import Constraints
@@ -17,7 +18,8 @@ def by_hand(captured: Captured) -> list[str]:
     if not may_have_layers(captured):
         return []
     constraints = propagate(captured, notes_sums=True).constraints
-    return [*constraints.by_hand, *_sums_of_units(constraints)]
+    names = {node.name for node in needed(captured.graph)}
+    return [*constraints.by_hand, *(name for name in _sums_of_units(constraints) if name in names)]
 
 
 def _sums_of_units(constraints: Constraints) -> Iterator[str]:

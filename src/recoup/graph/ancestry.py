@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from torch import fx
 
+from recoup.operators.names import writes
+
 
 def ancestors(graph: fx.Graph) -> dict[fx.Node, int]:
     """For every node, the set of nodes it depends on, itself included, as the bits of an integer."""
@@ -15,6 +17,18 @@ def ancestors(graph: fx.Graph) -> dict[fx.Node, int]:
         for source in node.all_input_nodes:
             known[node] |= known[source]
     return known
+
+
+def needed(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that the result depends on; attention averages its weights, for one, even if nobody reads them."""
+    found: set[fx.Node] = set()
+    waiting = [node for node in graph.nodes if node.op == "output" or writes(node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
 
 
 def makers(value: fx.Node, is_maker: Callable[[fx.Node], bool]) -> set[fx.Node]:
