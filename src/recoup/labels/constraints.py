@@ -163,9 +163,9 @@ class Constraints:
     `sizes_stay`, the numbers in the code cannot be put right, and what they put beside channels is of fixed size. With
     `frees_norms`, what is normalised over channels may lose some of them; `norms` has these normalisations. `by_hand`
     names the nodes that read channels as a layer does, and are none yet; with `notes_sums`, `sums` has those that sum
-    channels up, with their labels. `pieces` (n, size) are the labels of what the
-    code cuts in n pieces of a size, which it goes on doing where numbers stay. `at` names the operation that is being
-    followed, and `line` where it stands in the user's code, for the reasons.
+    channels up, with their labels. `pieces` (n, size) are the labels of what the code cuts in n pieces of a size, which
+    it goes on doing where numbers stay. `at` names the operation that is being followed, and `line` where it stands in
+    the user's code, for the reasons.
     """
 
     blocks: list[Block] = field(default_factory=list)

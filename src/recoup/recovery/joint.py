@@ -74,11 +74,11 @@ class JointRefits:
             return None
         tensors = {**self._calibration.parameters, **written}
         parts = parts_of(self._calibration, segment, tensors)
+        if not parts:
+            return None
         work = SegmentProblem(self._cut_graph, twin, segment, parts, tensors)
         tried = twin.segment_batches(segment, [*self._split.held[:1], *self._split.fit[:1]])
-        return (
-            work if parts and all(twin.can_be_parted(batch) and _serves(work, _few(batch)) for batch in tried) else None
-        )
+        return work if all(twin.can_be_parted(batch) and _serves(work, _few(batch)) for batch in tried) else None
 
 
 def refit_jointly(work: SegmentProblem, twin: TwinRun, segment: Segment, split: Split, steps: int) -> Parameters | None:
